@@ -1,0 +1,198 @@
+"""CLIP through Hugging Face `transformers`, behind the `Backbone` protocol.
+
+The adapter walks the blocks of `CLIPModel` itself, in one function for both towers, because prompts,
+shared prefixes and a shared trunk have to enter between them. A test holds it to the library's own
+forward. `transformers` is imported late: it costs seconds.
+"""
+
+import copy
+import hashlib
+import json
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from dosapp.errors import BadInput
+
+if TYPE_CHECKING:
+    from transformers import CLIPModel
+
+KNOWN = {
+    "ViT-B-16": "openai/clip-vit-base-patch16",
+    "ViT-B-32": "openai/clip-vit-base-patch32",
+    "ViT-L-14": "openai/clip-vit-large-patch14",
+}
+TINY = Path(__file__).parent / "tiny"
+
+
+def transformers() -> Any:
+    """The library, or one sentence about why it cannot be imported."""
+    try:
+        import transformers as library
+        from transformers import CLIPModel  # noqa: F401  (fails late if torchvision is broken)
+    except Exception as error:
+        raise BadInput(
+            f"transformers cannot be imported ({type(error).__name__}: {error}); if a torchvision "
+            "that does not match your torch is installed, 'pip uninstall torchvision' mends it"
+        ) from error
+    return library
+
+
+class Clip:
+    """A `CLIPModel`, its tokenizer and the way its pictures are prepared."""
+
+    def __init__(
+        self, model: "CLIPModel", tokenizer: Any, processing: Mapping[str, Any], name: str
+    ) -> None:
+        self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
+        self.processing = dict(processing)
+        self.revision = 0
+        self.pixels: int = model.config.vision_config.image_size
+        mean, std = self.processing["image_mean"], self.processing["image_std"]
+        self._mean = torch.tensor(mean).view(3, 1, 1)
+        self._std = torch.tensor(std).view(3, 1, 1)
+        self._ids: dict[str, list[int]] = {}
+
+    # Features
+
+    @property
+    def scale(self) -> Tensor:
+        return self.model.logit_scale.exp()
+
+    def encode_image(self, pixels: Tensor, prompts: Tensor | None = None) -> Tensor:
+        vision = self.model.vision_model
+        mean, std = self._mean.to(pixels.device), self._std.to(pixels.device)
+        tokens = vision.embeddings((pixels - mean) / std)  # [B, 1 + patches, W]
+        if prompts is not None:
+            tokens = torch.cat([tokens[:, :1], prompts, tokens[:, 1:]], dim=1)
+        tokens = walk(vision.encoder.layers, vision.pre_layrnorm(tokens))
+        pooled = vision.post_layernorm(tokens[:, 0])
+        return normalize(self.model.visual_projection(pooled), dim=-1)
+
+    def encode_text(self, captions: Sequence[str]) -> Tensor:
+        ids = self.tokens(captions).to(self.scale.device)  # [C, L]
+        text = self.model.text_model
+        ahead = torch.full((ids.shape[1],) * 2, -math.inf, device=ids.device).triu(1)
+        mask = ahead.to(self.scale.dtype)[None, None]
+        tokens = walk(text.encoder.layers, text.embeddings(ids), mask)
+        # The end token: the highest id where the config predates the explicit one (its value is 2).
+        legacy = text.eos_token_id == 2
+        end = (ids if legacy else (ids == text.eos_token_id).int()).argmax(dim=1)
+        pooled = text.final_layer_norm(tokens)[torch.arange(len(ids)), end]
+        return normalize(self.model.text_projection(pooled), dim=-1)
+
+    def tokens(self, captions: Sequence[str]) -> Tensor:
+        """Token ids cut to the longest caption in use: attention is causal and the feature is read
+        at the end token, so what would come after it changes nothing."""
+        new = [caption for caption in dict.fromkeys(captions) if caption not in self._ids]
+        if new:
+            room = self.model.config.text_config.max_position_embeddings
+            read = self.tokenizer(new, truncation=True, max_length=room)["input_ids"]
+            self._ids.update(zip(new, read, strict=True))
+        rows = [self._ids[caption] for caption in captions]
+        length = max(len(row) for row in rows)
+        pad = self.tokenizer.pad_token_id
+        return torch.tensor([row + [pad] * (length - len(row)) for row in rows])
+
+    # Weights
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        return dict(self.model.named_parameters())
+
+    def first_mlp(self) -> dict[str, nn.Parameter]:
+        return {n: w for n, w in self.weights().items() if n.endswith(".mlp.fc1.weight")}
+
+    def twin(self, own: Collection[str] = ()) -> "Clip":
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        other = copy.copy(self)
+        other.model = copy.deepcopy(self.model, {id(tensor): tensor for tensor in tensors})
+        other.own(own)
+        return other
+
+    def own(self, names: Collection[str]) -> None:
+        for name in names:
+            module, _, leaf = name.rpartition(".")
+            holder = self.model.get_submodule(module)
+            mine = getattr(holder, leaf).detach().clone()
+            setattr(holder, leaf, nn.Parameter(mine, requires_grad=False))
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for name, weight in sorted(self.weights().items()):
+            digest.update(name.encode())
+            digest.update(weight.detach().cpu().contiguous().numpy().tobytes())
+        meaning = {
+            "vision": self.model.config.vision_config.to_dict(),
+            "text": self.model.config.text_config.to_dict(),
+            "processing": self.processing,
+            "tokens": self.tokens(["a photo of a red striped triangle."]).tolist(),
+        }
+        digest.update(json.dumps(meaning, sort_keys=True, default=str).encode())
+        return digest.hexdigest()[:16]
+
+    # Pictures
+
+    def picture(self, image: Image.Image) -> Tensor:
+        """Shorter side to `size`, centre crop, RGB: the processor file's settings, with Pillow."""
+        settings = self.processing
+        image = image.convert("RGB")
+        resample = Image.Resampling(settings.get("resample", Image.Resampling.BICUBIC))
+        size = settings["size"]
+        if "shortest_edge" in size:
+            ratio = size["shortest_edge"] / min(image.size)
+            # transformers truncates the longer side; exact arithmetic keeps the shorter one
+            width, height = (
+                size["shortest_edge"] if side == min(image.size) else int(side * ratio)
+                for side in image.size
+            )
+        else:
+            width, height = size["width"], size["height"]
+        image = image.resize((width, height), resample)
+        crop = self.pixels
+        left, top = (width - crop) // 2, (height - crop) // 2
+        image = image.crop((left, top, left + crop, top + crop))
+        data = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+        return data.view(crop, crop, 3).permute(2, 0, 1).contiguous()
+
+
+def walk(
+    layers: Iterable[nn.Module], tokens: Tensor, mask: Tensor | None = None
+) -> Tensor:  # [B, L, W] → [B, L, W]
+    """The one place that goes through the blocks of a tower."""
+    for layer in layers:
+        tokens = layer(tokens, mask)
+    return tokens
+
+
+def load(name: str) -> Clip:
+    """A backbone by what people call it: `tiny`, `ViT-B-16`, a local folder, or a hub id."""
+    source = KNOWN.get(name.replace("/", "-"), name)
+    folder = TINY if name == "tiny" else Path(source)
+    local = folder.is_dir()
+    if local and not (folder / "config.json").exists():
+        raise BadInput(
+            f"backbone folder '{name}' has no config.json; it must be a folder written by "
+            "CLIPModel.save_pretrained with its tokenizer and processor"
+        )
+    library = transformers()
+    where: str = str(folder) if local else source
+    try:
+        model = library.CLIPModel.from_pretrained(where, local_files_only=local)
+        tokenizer = library.AutoTokenizer.from_pretrained(where, local_files_only=local)
+        file = library.utils.cached_file(where, "preprocessor_config.json")
+        processing = json.loads(Path(file).read_text())
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0][:160]
+        raise BadInput(
+            f"backbone '{name}' could not be loaded ({reason}); use 'tiny', one of "
+            f"{', '.join(KNOWN)} (needs the hub or its cache), or a folder written by "
+            "save_pretrained with its tokenizer and preprocessor_config.json"
+        ) from error
+    return Clip(model.float(), tokenizer, processing, name)

@@ -1,0 +1,49 @@
+"""The selected entries of one weight, gathered into a small tensor an optimizer can own.
+
+The dense gradient is gathered the moment its layer's backward ends and freed; the optimizer's state
+exists for the selected entries only; the new values are scattered back. Entries outside the mask are
+never written, so they stay bit-identical whatever the optimizer does.
+"""
+
+import torch
+from torch import Tensor, nn
+
+
+class Entries:
+    def __init__(self, weight: nn.Parameter, mask: Tensor | None) -> None:
+        self.weight = weight
+        weight.requires_grad_(True)
+        if mask is None or bool(mask.all()):
+            self.where, self.values = None, weight
+            self._hook = None
+        else:
+            self.where = mask.flatten().nonzero().squeeze(1)  # [K]
+            self.values = nn.Parameter(self._gathered(weight.detach()))
+            self._hook = weight.register_post_accumulate_grad_hook(self._take_gradient)
+
+    def _gathered(self, dense: Tensor) -> Tensor:
+        assert self.where is not None
+        return dense.reshape(-1)[self.where]
+
+    def _take_gradient(self, weight: Tensor) -> None:
+        assert weight.grad is not None
+        grad = self._gathered(weight.grad)
+        self.values.grad = grad if self.values.grad is None else self.values.grad + grad
+        weight.grad = None
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Read the weight anew: somebody may have assigned to it since the last step."""
+        if self.where is not None:
+            self.values.copy_(self._gathered(self.weight))
+
+    @torch.no_grad()
+    def scatter(self) -> None:
+        if self.where is not None:
+            self.weight.view(-1).index_copy_(0, self.where, self.values)
+
+    def release(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+        self.weight.requires_grad_(False)
+        self.weight.grad = None

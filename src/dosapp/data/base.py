@@ -1,0 +1,83 @@
+"""What a dataset is: pictures, labels, class names and the words put around them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dosapp.errors import BadInput
+
+Rows = NDArray[np.int64]
+
+
+class Pictures(Protocol):
+    """Pictures by position, already at the backbone's size."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, rows: Sequence[int] | Rows) -> Tensor:
+        """`uint8 [n, 3, H, W]`."""
+
+    def key(self, row: int) -> str:
+        """A name for the picture that does not change between machines, for manifests."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Labelled pictures: a split of a dataset. Labels are positions in its class names."""
+
+    pictures: Pictures
+    labels: Rows
+
+    def __post_init__(self) -> None:
+        if len(self.pictures) != len(self.labels):
+            raise ValueError(f"{len(self.pictures)} pictures but {len(self.labels)} labels")
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The caption of a class in training, and those whose features are averaged in evaluation."""
+
+    train: str = "a photo of a {}."
+    evaluate: tuple[str, ...] = ("a photo of a {}.",)
+
+    def caption(self, name: str) -> str:
+        return self.train.format(name)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Classes with a training and a test part; `control` holds classes nobody ever trains on."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Part
+    test: Part
+    prompts: Prompts = Prompts()
+    control: "Control | None" = None
+
+    def __post_init__(self) -> None:
+        check_class_names(self.classes, self.name)
+
+
+@dataclass(frozen=True)
+class Control:
+    """A yardstick for generic knowledge: zero-shot accuracy on classes never trained."""
+
+    classes: tuple[str, ...]
+    test: Part
+
+
+def check_class_names(names: Sequence[str], where: str) -> None:
+    if not names:
+        raise BadInput(f"{where} has no classes; give a folder with one folder for each class")
+    seen: set[str] = set()
+    for name in names:
+        if not name.strip():
+            raise BadInput(f"{where} has an empty class name; every class needs a name to be read")
+        if name in seen:
+            raise BadInput(f"{where} names the class '{name}' twice; class names must differ")
+        seen.add(name)

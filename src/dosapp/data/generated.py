@@ -1,0 +1,86 @@
+"""Generated domains: compositions split into pretraining, benchmark and control, drawn on demand."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dosapp.data.base import Control, Dataset, Part, Prompts, Rows
+from dosapp.data.drawing import Style
+
+Draw = Callable[[list[str], int, Style, torch.Generator], Tensor]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Pictures in memory, named by their domain, split and position."""
+
+    pixels: Tensor  # uint8 [N, 3, H, W]
+    title: str
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def read(self, rows: Sequence[int] | Rows) -> Tensor:
+        return self.pixels[torch.as_tensor(np.asarray(rows))]
+
+    def key(self, row: int) -> str:
+        return f"{self.title}/{row}"
+
+
+@dataclass(frozen=True)
+class Domain:
+    """A world of compositions. `studio` is how pretraining sees it, `field` how the benchmark does."""
+
+    name: str
+    idea: str
+    compositions: list[str]
+    draw: Draw
+    pretraining: int
+    benchmark: int
+    control: int
+    studio: Style
+    field: Style
+
+    @cached_property
+    def shuffled(self) -> list[str]:
+        """Fixed once for all: the parts must be the same on every machine and for every seed."""
+        names = list(self.compositions)
+        random.Random(self.name).shuffle(names)
+        return names
+
+    @property
+    def pretraining_names(self) -> list[str]:
+        return self.shuffled[self.benchmark + self.control :][: self.pretraining]
+
+    @property
+    def benchmark_names(self) -> list[str]:
+        return self.shuffled[: self.benchmark]
+
+    @property
+    def control_names(self) -> list[str]:
+        return self.shuffled[self.benchmark : self.benchmark + self.control]
+
+    def dataset(self, pixels: int, *, train: int = 40, test: int = 40) -> Dataset:
+        """The benchmark with so many pictures per class; pictures never depend on the run's seed."""
+        names, control = self.benchmark_names, self.control_names
+        return Dataset(
+            name=self.name,
+            classes=tuple(names),
+            train=self._part(names, train, pixels, "train"),
+            test=self._part(names, test, pixels, "test"),
+            prompts=Prompts(),
+            control=Control(tuple(control), self._part(control, 20, pixels, "control")),
+        )
+
+    def _part(self, names: list[str], count: int, pixels: int, split: str) -> Part:
+        seed = random.Random(f"{self.name}/{split}").getrandbits(32)
+        labels = np.repeat(np.arange(len(names)), count)
+        pictures = self.draw(
+            [names[i] for i in labels], pixels, self.field, torch.Generator().manual_seed(seed)
+        )
+        return Part(Drawn(pictures, f"{self.name}-{pixels}px/{split}"), labels)

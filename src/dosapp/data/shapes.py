@@ -1,0 +1,87 @@
+"""`shapes`: coloured, textured figures whose class names are compositions of words.
+
+600 compositions (10 colours × 6 textures × 10 figures) in three disjoint parts: the tiny CLIP is
+pretrained on one, the benchmark is another, and the third is the control set of classes that
+nothing ever trains on. The benchmark is photographed in another light than the pretraining.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from dosapp.data.drawing import (
+    RGB,
+    Canvas,
+    Style,
+    arrow,
+    box,
+    choose,
+    crescent,
+    cross,
+    disc,
+    heart,
+    polygon,
+    ring,
+    star,
+)
+from dosapp.data.generated import Domain
+
+COLOURS = [c for c in RGB if c != "black"]
+TEXTURES = ["plain", "striped", "dotted", "checkered", "hollow", "shaded"]
+FIGURES = {
+    "circle": disc,
+    "square": box,
+    "triangle": partial(polygon, sides=3, radius=0.5),
+    "hexagon": partial(polygon, sides=6, radius=0.8),
+    "star": star,
+    "cross": cross,
+    "ring": ring,
+    "crescent": crescent,
+    "heart": heart,
+    "arrow": arrow,
+}
+
+
+def tone(texture: str, outline: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """How bright each point of a figure is, 0.25 to 1."""
+    wave = 2 * torch.pi * 1.6
+    if texture == "plain":
+        bright = torch.ones_like(u)
+    elif texture == "striped":
+        bright = (wave * v).sin() > 0
+    elif texture == "dotted":
+        bright = (wave * u).cos() * (wave * v).cos() > 0.25
+    elif texture == "checkered":
+        bright = (wave * 0.6 * u).sin() * (wave * 0.6 * v).sin() > 0
+    elif texture == "hollow":
+        bright = outline > -0.28
+    else:  # shaded, from left to right
+        bright = ((u + 1) / 2).clamp(0, 1)
+    return 0.25 + 0.75 * bright.float()
+
+
+def draw(names: list[str], pixels: int, style: Style, generator: torch.Generator) -> Tensor:
+    """One picture for each name, `uint8 [N, 3, H, W]`."""
+    colours, textures, figures = zip(*(name.split() for name in names), strict=True)
+    canvas = Canvas(len(names), pixels, style, generator)
+    outline = choose(FIGURES, list(figures), canvas.u, canvas.v)
+    bright = torch.empty_like(outline)
+    for texture in sorted(set(textures)):
+        rows = torch.tensor([i for i, t in enumerate(textures) if t == texture])
+        bright[rows] = tone(texture, outline[rows], canvas.u[rows], canvas.v[rows])
+    canvas.paint(outline, torch.tensor([RGB[c] for c in colours]), bright)
+    return canvas.finish()
+
+
+SHAPES = Domain(
+    name="shapes",
+    idea="coloured, textured figures; class names are compositions of words",
+    compositions=[f"{c} {t} {f}" for c in COLOURS for t in TEXTURES for f in FIGURES],
+    draw=draw,
+    pretraining=300,
+    benchmark=100,
+    control=50,
+    studio=Style(),
+    field=Style(noise=(0.05, 0.15), contrast=(0.55, 0.9), light=(1.0, 0.86, 0.66), clutter=0.15),
+)

@@ -1,0 +1,72 @@
+"""`signs`: road-sign-like plates, the second generated domain of a long sequence."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from dosapp.data.drawing import RGB, Canvas, Style, arrow, bar, box, choose, cross, disc, polygon
+from dosapp.data.generated import Domain
+
+BORDERS = ["red", "blue", "yellow", "green", "black"]
+PLATES = {
+    "round": partial(disc, radius=0.95),
+    "square": partial(box, width=0.85, height=0.85),
+    "diamond": partial(polygon, sides=4, radius=0.72),
+    "octagonal": partial(polygon, sides=8, radius=0.9),
+    "triangular": partial(polygon, sides=3, radius=0.55),
+}
+
+
+def dots(u: Tensor, v: Tensor) -> Tensor:
+    return torch.minimum(disc(u - 0.55, v, 0.4), disc(u + 0.55, v, 0.4))
+
+
+PICTOGRAMS = {
+    "up arrow": arrow,
+    "left arrow": lambda u, v: arrow(-v, u),
+    "right arrow": lambda u, v: arrow(v, -u),
+    "bar": bar,
+    "cross": cross,
+    "dot": partial(disc, radius=0.7),
+    "pair of dots": dots,
+    "chevron": lambda u, v: torch.maximum((v + u.abs() - 0.2).abs() - 0.3, box(u, v, 0.9, 0.9)),
+}
+
+
+def draw(names: list[str], pixels: int, style: Style, generator: torch.Generator) -> Tensor:
+    """One picture for each name, `uint8 [N, 3, H, W]`."""
+    borders, plates, pictograms = [], [], []
+    for name in names:
+        border, plate, rest = name.split(maxsplit=2)
+        borders.append(border)
+        plates.append(plate)
+        pictograms.append(rest.removeprefix("sign with a "))
+    canvas = Canvas(len(names), pixels, style, generator)
+    plate = choose(PLATES, plates, canvas.u, canvas.v)
+    colour = torch.tensor([RGB[b] for b in borders])
+    canvas.paint(plate, colour)
+    canvas.paint(plate + 0.2, torch.tensor(RGB["white"]).expand(len(names), 3))
+    inside = choose(PICTOGRAMS, pictograms, canvas.u * 2.1, canvas.v * 2.1 - 0.1)
+    canvas.paint(inside.clamp(min=-1) / 2.1, torch.tensor(RGB["black"]).expand(len(names), 3))
+    return canvas.finish()
+
+
+SIGNS = Domain(
+    name="signs",
+    idea="road-sign-like plates with borders and pictograms: a domain shift after shapes",
+    compositions=[f"{b} {p} sign with a {g}" for b in BORDERS for p in PLATES for g in PICTOGRAMS],
+    draw=draw,
+    pretraining=80,
+    benchmark=100,
+    control=20,
+    studio=Style(size=(0.36, 0.48), turn=0.12),
+    field=Style(
+        noise=(0.05, 0.15),
+        contrast=(0.5, 0.9),
+        light=(0.75, 0.88, 1.0),
+        size=(0.36, 0.48),
+        turn=0.12,
+        clutter=0.15,
+    ),
+)

@@ -1,0 +1,299 @@
+"""Learn, adapt, predict, save, load: the same object for experiments, command line and service."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dosapp.backbones.base import Backbone
+from dosapp.backbones.clip import load as load_backbone
+from dosapp.core.chance import chance
+from dosapp.data.base import Prompts
+from dosapp.errors import BadInput
+from dosapp.history import History
+from dosapp.memory import Memory
+from dosapp.methods import build
+from dosapp.methods.base import Batch, Guess, Method
+from dosapp.settings import LearnerSettings
+from dosapp.storage import State, checksum, read_json, write_json
+from dosapp.streams import Labelled, Session
+from dosapp.student import Selection, Student
+
+
+@dataclass(frozen=True)
+class Prediction:
+    label: str
+    score: float  # softmax over the classes met
+    top: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One labelled step, reported."""
+
+    step: int
+    of: int
+    loss: float
+
+
+class Learner:
+    def __init__(
+        self, settings: LearnerSettings | None = None, net: Backbone | None = None
+    ) -> None:
+        self.settings = settings or LearnerSettings()
+        net = net or load_backbone(self.settings.backbone)
+        self.fingerprint = net.fingerprint()
+        s = self.settings
+        self.method: Method = build(s.method, s.adapt, s.options)
+        self.student = Student(net, lr=s.rate, weight_decay=s.weight_decay, seed=s.seed)
+        self.memory = Memory(s.memory, s.seed)
+        self.sessions = 0  # finished ones
+        self.method.start(self.student)
+        self._pristine: dict[str, Tensor] | None = None
+
+    @property
+    def classes(self) -> list[str]:
+        return list(self.student.classes)
+
+    # Learning with labels
+
+    def learn(self, session: Session) -> None:
+        """One labelled session: new classes, or more pictures of known ones."""
+        for _ in self.lessons(session):
+            pass
+
+    def lessons(self, session: Session, done: int = 0) -> Iterator[Lesson]:
+        """The same, step by step; `done` steps of it are behind us (and in the loaded state)."""
+        student, method = self.student, self.method
+        labels = self._meet(session)
+        size = min(self.settings.batch, len(session.train))
+        per_epoch = len(session.train) // size  # the last, smaller batch is left out
+        total = per_epoch * self.settings.epochs
+        if done == 0:
+            once = (self._batch(session.train, labels, r) for r in self._order(session, 0, size))
+            student.train_only(method.choose(student, once))
+            method.begin_session(student, session)
+        if not student.selection.names:
+            done = total
+        for step in range(done, total):
+            epoch, place = divmod(step, per_epoch)
+            rows = self._order(session, epoch, size)[place]
+            batch = self._replayed(self._batch(session.train, labels, rows), step)
+            loss = method.loss(student, batch)
+            if student.step(loss):
+                method.after_step(student)
+            yield Lesson(step + 1, total, loss.item())
+        method.end_session(student, session)
+        self.memory.keep(session.train, labels)
+        self.sessions += 1
+        method.begin_stream(student)
+
+    def _meet(self, session: Session) -> Tensor:
+        """The session's labels as positions in the classes met so far, its own included."""
+        if not len(session.train):
+            raise BadInput("the session has no training images; give at least one per class")
+        for name in session.classes:
+            self.student.meet([name], session.prompts[name])
+        place = {name: n for n, name in enumerate(self.student.classes)}
+        here = np.array([place[name] for name in session.classes], dtype=np.int64)
+        return torch.from_numpy(here[session.train.labels])
+
+    def _order(self, session: Session, epoch: int, size: int) -> list[np.ndarray]:
+        count = len(session.train)
+        random = chance("lessons", self.settings.seed, self.sessions, epoch)
+        return np.array_split(random.permutation(count)[: count // size * size], count // size)
+
+    def _batch(self, lessons: Labelled, labels: Tensor, rows: np.ndarray) -> Batch:
+        chosen = labels[torch.from_numpy(rows)]
+        return Batch(lessons.read(rows), chosen, torch.zeros(len(rows), dtype=torch.bool))
+
+    def _replayed(self, batch: Batch, step: int) -> Batch:
+        old = self.memory.draw(len(batch.labels), self.sessions, step)
+        if old is None:
+            return batch
+        pixels, labels = old
+        return Batch(
+            torch.cat([batch.pixels, pixels]),
+            torch.cat([batch.labels, labels]),
+            torch.cat([batch.replayed, torch.ones(len(labels), dtype=torch.bool)]),
+        )
+
+    # Learning without labels
+
+    def adapt(self, images: "Images") -> Guess | None:
+        """One online step on images that are then forgotten; None if the method does not adapt."""
+        pixels = self.pixels(images)
+        if not self.sessions or not len(pixels):
+            return None
+        guess = self.method.stream_loss(self.student, pixels)
+        if guess and guess.loss is not None and self.student.step(guess.loss):
+            self.method.after_stream_step(self.student)
+        return guess
+
+    # Answering
+
+    @torch.inference_mode()
+    def predict(self, images: "Images", top: int = 5) -> list[Prediction]:
+        """Labels and scores; changes nothing."""
+        if not self.classes:
+            raise BadInput("the learner knows no classes yet; teach it a session first")
+        pixels = self.pixels(images)
+        if not len(pixels):
+            return []
+        expert = next(iter(self.method.experts(self.student).values()))
+        scores = (expert.scale * self.logits(pixels, expert)).softmax(dim=1)
+        values, places = scores.topk(min(top, len(self.classes)), dim=1)
+        answers = []
+        for row, place in zip(values.tolist(), places.tolist(), strict=True):
+            names = tuple((self.classes[p], v) for p, v in zip(place, row, strict=True))
+            answers.append(Prediction(names[0][0], names[0][1], names))
+        return answers
+
+    @torch.inference_mode()
+    def logits(
+        self, pixels: Tensor, expert: Backbone, names: Mapping[str, Prompts] | None = None
+    ) -> Tensor:
+        """Cosines `[B, C]` with the evaluation prompts of the classes met, or of other names."""
+        names = names or {name: self.student.prompts[name] for name in self.student.classes}
+        return expert.encode_image(pixels) @ self.student.templates(expert, names).T
+
+    def pixels(self, images: "Images") -> Tensor:
+        """Whatever a caller has, as `float32 [B, 3, H, W]` in [0, 1]."""
+        size = self.student.net.pixels
+        if isinstance(images, Tensor):
+            pixels = images if images.is_floating_point() else images.float() / 255
+            if pixels.ndim != 4 or pixels.shape[1:] != (3, size, size):
+                raise BadInput(
+                    f"images have shape {list(images.shape)}; give [B, 3, {size}, {size}]"
+                )
+            return pixels
+        if not images:
+            return torch.zeros(0, 3, size, size)
+        return torch.stack([self.student.net.picture(image) for image in images]).float() / 255
+
+    # State
+
+    def state(self) -> State:
+        """Everything that decides what the learner answers and how it goes on learning."""
+        student = self.student
+        weights = student.net.weights()
+        tensors = {f"student/{n}": weights[n].detach() for n in sorted(student.moved)}
+        for label, twin in self.method.twins().items():
+            theirs = twin.weights()
+            tensors |= {
+                f"{label}/{n}": theirs[n].detach() for n in theirs if theirs[n] is not weights[n]
+            }
+        tensors |= {f"method/{n}": t for n, t in self.method.tensors().items()}
+        chosen = student.selection
+        tensors |= {f"mask/{n}": m for n, m in (chosen.mask or {}).items()}
+        facts = {
+            "classes": student.classes,
+            "prompts": {name: asdict(student.prompts[name]) for name in student.classes},
+            "sessions": self.sessions,
+            "steps": student.steps,
+            "selection": {"names": list(chosen.names), "rates": dict(chosen.rates)},
+            "masked": chosen.mask is not None,
+            "stored_images": len(self.memory),
+        }
+        return State(tensors, facts)
+
+    def working(self) -> State:
+        """What only the very next step needs: the optimizer, and the memory's pictures."""
+        optimizer = {f"optimizer/{n}": t for n, t in self.student.optimizer_state().items()}
+        return State(optimizer | {f"memory/{n}": t for n, t in self.memory.state().items()})
+
+    def restore(self, state: State, working: State | None = None) -> None:
+        student, facts = self.student, state.facts
+        student.classes, student.prompts = [], {}
+        for name in facts["classes"]:
+            words = facts["prompts"][name]
+            student.meet([name], Prompts(words["train"], tuple(words["evaluate"])))
+        self.sessions, student.steps = facts["sessions"], facts["steps"]
+
+        def under(role: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {
+                n.removeprefix(role): t for n, t in tensors.items() if n.startswith(role)
+            }
+
+        mask = under("mask/", state.tensors) if facts["masked"] else None
+        chosen = facts["selection"]
+        moved = under("student/", state.tensors)
+        student.train_only(Selection(tuple(moved)))  # twins stop sharing what has moved
+        student.assign(moved)
+        for label, twin in self.method.twins().items():
+            student.place(twin, under(f"{label}/", state.tensors))
+        self.method.load(under("method/", state.tensors))
+        student.train_only(Selection(tuple(chosen["names"]), mask, rates=chosen["rates"]))
+        if working is not None:
+            student.load_optimizer_state(under("optimizer/", working.tensors))
+            self.memory.load(under("memory/", working.tensors))
+
+    def history(self, folder: Path) -> History:
+        return History(folder, self._base)
+
+    def _base(self, key: str) -> Tensor | None:
+        """Weights before any learning, read again when a version is written or replayed."""
+        role, _, name = key.partition("/")
+        if role in ("method", "mask"):
+            return None
+        if self._pristine is None:
+            net = load_backbone(self.settings.backbone)
+            if net.fingerprint() != self.fingerprint:
+                raise BadInput(
+                    f"backbone '{self.settings.backbone}' has fingerprint {net.fingerprint()}, "
+                    f"but this learner began from {self.fingerprint}; use the backbone it had"
+                )
+            self._pristine = {n: w.detach() for n, w in net.weights().items()}
+        return self._pristine.get(name)
+
+    # Folders
+
+    def save(self, folder: Path | str, reason: str = "saved") -> None:
+        """Add a version to the folder, and the working checkpoint that goes with it."""
+        folder = Path(folder)
+        self.describe(folder)
+        history = self.history(folder)
+        history.commit(self.state(), reason)
+        history.checkpoint(self.state(), self.working())
+
+    def describe(self, folder: Path) -> None:
+        """`learner.json`: what must be known before any tensor is read."""
+        path = folder / "learner.json"
+        if path.exists() and read_json(path)["fingerprint"] != self.fingerprint:
+            raise BadInput(f"'{folder}' holds a learner with another backbone; save elsewhere")
+        write_json(
+            path,
+            {
+                "format": 1,
+                "settings": self.settings.model_dump(mode="json"),
+                "fingerprint": self.fingerprint,
+                "stores_images": self.settings.memory > 0,
+            },
+        )
+
+    @classmethod
+    def load(cls, folder: Path | str, net: Backbone | None = None) -> "Learner":
+        """The learner as it was saved: same answers and, given the same batch, the same next step."""
+        folder = Path(folder)
+        if not (folder / "learner.json").exists():
+            raise BadInput(f"'{folder}' holds no learner: there is no learner.json in it")
+        known = read_json(folder / "learner.json")
+        learner = cls(LearnerSettings(**known["settings"]), net)
+        if learner.fingerprint != known["fingerprint"]:
+            raise BadInput(
+                f"'{folder}' was learned with a backbone of fingerprint {known['fingerprint']}, but "
+                f"'{learner.settings.backbone}' has {learner.fingerprint}; use the one it had"
+            )
+        learner.restore(*learner.history(folder).resume())
+        return learner
+
+    def digest(self) -> str:
+        """A checksum of all that was learned, to compare two learners."""
+        return checksum(self.state())
+
+
+Images = Tensor | Sequence[Image.Image]

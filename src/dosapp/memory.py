@@ -1,0 +1,65 @@
+"""Experience replay, for any method: a few old pictures beside every new batch.
+
+Task-balanced: after t sessions each keeps floor(capacity / t) pictures, chosen at random. A replay
+batch is as large as the new one and is concatenated with it into one contrastive batch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from dosapp.core.chance import chance, torch_chance
+from dosapp.streams import Labelled
+
+
+@dataclass
+class Memory:
+    """Stores pictures: a learner with a memory is not free of data, and says so when saved."""
+
+    capacity: int = 0
+    seed: int = 0
+    pictures: list[Tensor] = field(default_factory=list)  # one uint8 [n, 3, H, W] per session
+    labels: list[Tensor] = field(default_factory=list)  # [n], positions in student.classes
+
+    def __len__(self) -> int:
+        return sum(len(labels) for labels in self.labels)
+
+    def keep(self, lessons: Labelled, positions: Tensor) -> None:
+        """After a session: sub-sample the old ones, add as many of the new; `positions [n]` are
+        the labels of the lessons in `student.classes`."""
+        if not self.capacity:
+            return
+        sessions = len(self.labels) + 1
+        room = self.capacity // sessions
+        for n, labels in enumerate(self.labels):
+            rows = self._some(len(labels), room, sessions, n)
+            self.pictures[n], self.labels[n] = self.pictures[n][rows], labels[rows]
+        rows = self._some(len(lessons), room, sessions, sessions - 1)
+        pixels = lessons.read(rows.numpy())
+        self.pictures.append((pixels * 255).round().to(torch.uint8))
+        self.labels.append(positions[rows])
+
+    def _some(self, count: int, room: int, *when: int) -> Tensor:
+        order = chance("memory", self.seed, *when).permutation(count)
+        return torch.from_numpy(order[:room].copy()).sort().values
+
+    def draw(self, size: int, *when: int) -> tuple[Tensor, Tensor] | None:
+        """A replay batch for one step: pixels in [0, 1] and labels, or nothing to replay yet."""
+        if not len(self):
+            return None
+        generator = torch_chance("replay", self.seed, *when)
+        rows = torch.randperm(len(self), generator=generator)[:size]
+        pictures = torch.cat(self.pictures)[rows]
+        return pictures.float() / 255, torch.cat(self.labels)[rows]
+
+    def state(self) -> dict[str, Tensor]:
+        return {f"pictures/{n}": p for n, p in enumerate(self.pictures)} | {
+            f"labels/{n}": labels for n, labels in enumerate(self.labels)
+        }
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        count = sum(1 for name in state if name.startswith("labels/"))
+        self.pictures = [state[f"pictures/{n}"] for n in range(count)]
+        self.labels = [state[f"labels/{n}"] for n in range(count)]

@@ -1,0 +1,83 @@
+"""Every method by name. Adding one is a file and a line here."""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from dosapp.errors import BadInput, unknown
+from dosapp.methods.base import Method
+from dosapp.methods.dosapp import DoSAPP
+from dosapp.methods.flyp import FLYP, Joint
+from dosapp.methods.frozen import ZeroShot
+from dosapp.methods.self_training import SelfTraining
+from dosapp.methods.spu import SPU
+
+METHODS: Mapping[str, type[Method]] = {
+    "zero-shot": ZeroShot,
+    "flyp": FLYP,
+    "joint": Joint,
+    "spu": SPU,
+    "dosapp": DoSAPP,
+    "self-training": SelfTraining,
+}
+
+
+def named(name: str) -> type[Method]:
+    if name not in METHODS:
+        raise unknown("method", name, METHODS, "dosapp methods")
+    return METHODS[name]
+
+
+def settings_of(value: object) -> dict[str, Any]:
+    """A method's settings as a flat dictionary: `smoothing.gamma`, `learner.sparsity`, …"""
+    flat: dict[str, Any] = {}
+    for item in fields(value):  # type: ignore[arg-type]
+        inner = getattr(value, item.name)
+        if is_dataclass(inner):
+            flat |= {f"{item.name}.{key}": v for key, v in settings_of(inner).items()}
+        else:
+            flat[item.name] = inner
+    return flat
+
+
+def build(method: str, adapt: str | None = None, options: Mapping[str, Any] | None = None) -> Method:
+    """A method, or a pair, with its options by full or last name (`sparsity=0.3`)."""
+    kinds = {"method": named(method)} | ({"adapt": named(adapt)} if adapt else {})
+    if adapt and named(adapt).phase not in ("unlabelled", "both"):
+        usable = [n for n, kind in METHODS.items() if kind.phase in ("unlabelled", "both")]
+        raise BadInput(f"'{adapt}' cannot adapt without labels; --adapt takes {', '.join(usable)}")
+    if named(method).phase == "unlabelled":
+        raise BadInput(f"'{method}' needs a learner before it; try --method spu --adapt {method}")
+    chosen: dict[str, dict[str, Any]] = {half: {} for half in kinds}
+    for name, value in (options or {}).items():
+        places = [
+            (half, path)
+            for half, kind in kinds.items()
+            for path in settings_of(kind())
+            if path == name or path.endswith(f".{name}")
+        ]
+        if not places:
+            known = [path for kind in kinds.values() for path in settings_of(kind())]
+            raise unknown("setting", name, known, f"dosapp methods {method}")
+        for half, path in places:
+            chosen[half][path] = value
+    made = [_make(kind, chosen[half]) for half, kind in kinds.items()]
+    return made[0].then(made[1]) if adapt else made[0]
+
+
+def _make(kind: type[Method], flat: Mapping[str, Any]) -> Method:
+    nested: dict[str, Any] = {}
+    for path, value in flat.items():
+        inner = nested
+        *outer, last = path.split(".")
+        for step in outer:
+            inner = inner.setdefault(step, {})
+        inner[last] = value
+    try:
+        return kind(**nested)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise BadInput(f"{name} is {first['input']!r}: {first['msg'].lower()}") from error

@@ -1,0 +1,168 @@
+"""What a method is: hooks around two loops that the learner owns. The default is fine-tuning.
+
+With labels:     choose → begin_session → (loss → step → after_step)* → end_session
+Without labels:  begin_stream → (stream_loss → step → after_stream_step)*
+
+Fields of a method's dataclass are its settings: flags, YAML keys and rows of `dosapp methods`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as checked
+from torch import Tensor
+
+from dosapp.backbones.base import Backbone
+from dosapp.streams import Session
+from dosapp.student import Selection, Student
+
+settings = checked(config=ConfigDict(extra="forbid"))
+
+
+@dataclass(frozen=True)
+class Batch:
+    pixels: Tensor  # [B, 3, H, W] in [0, 1]
+    labels: Tensor  # [B], positions in student.classes
+    replayed: Tensor  # [B] bool: which rows came from memory
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What an adapter made of a batch without labels."""
+
+    labels: Tensor  # [B], positions in student.classes
+    loss: Tensor | None = None  # None: look, but do not learn
+    disagreement: float = 0.0  # share of images on which the experts differ
+
+
+State = dict[str, Tensor]
+
+
+@settings
+class Method:
+    """How a student learns with labels and without. Override only what differs."""
+
+    idea: ClassVar[str] = ""
+    reference: ClassVar[str] = ""
+    phase: ClassVar[Literal["labelled", "unlabelled", "both", "none"]] = "labelled"
+    joint: ClassVar[bool] = False  # wants all tasks in one session
+
+    def start(self, student: Student) -> None:
+        """Once, before the first session."""
+
+    # With labels
+
+    def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
+        """Which weights may move in this session; `lessons` is one pass over its batches."""
+        return Selection(tuple(student.net.weights()))
+
+    def begin_session(self, student: Student, session: Session) -> None:
+        """The selection is made, nothing has moved yet."""
+
+    def loss(self, student: Student, batch: Batch) -> Tensor:
+        return student.clip_loss(batch.pixels, batch.labels)
+
+    def after_step(self, student: Student) -> None: ...
+
+    def end_session(self, student: Student, session: Session) -> None: ...
+
+    # Without labels
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the unlabelled phase does anything."""
+        return type(self).stream_loss is not Method.stream_loss
+
+    def begin_stream(self, student: Student) -> None:
+        """After the session: choose what may move in the stream, or inherit the selection."""
+
+    def stream_loss(self, student: Student, pixels: Tensor) -> Guess | None:
+        return None
+
+    def after_stream_step(self, student: Student) -> None: ...
+
+    # Answering and saving
+
+    def twins(self) -> Mapping[str, Backbone]:
+        """The other networks the method keeps, by name."""
+        return {}
+
+    def experts(self, student: Student) -> Mapping[str, Backbone]:
+        """Who can be asked; the first one's answer is the learner's."""
+        return {**self.twins(), "student": student.net}
+
+    def tensors(self) -> State:
+        """What the method remembers besides its twins."""
+        return {}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None: ...
+
+    def then(self, adapter: "Method") -> "Then":
+        """Learn with this method, adapt with the other."""
+        return Then(self, adapter)
+
+
+class Then(Method):
+    """Two methods in turn. The adapter hears of the labelled phase, but does not steer it."""
+
+    phase = "both"
+
+    def __init__(self, labelled: Method, unlabelled: Method) -> None:
+        self.labelled, self.unlabelled = labelled, unlabelled
+        self.joint = labelled.joint  # type: ignore[misc]
+
+    def __repr__(self) -> str:
+        return f"{self.labelled!r}.then({self.unlabelled!r})"
+
+    def start(self, student: Student) -> None:
+        self.labelled.start(student)
+        self.unlabelled.start(student)
+
+    def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
+        return self.labelled.choose(student, lessons)
+
+    def begin_session(self, student: Student, session: Session) -> None:
+        self.labelled.begin_session(student, session)
+        self.unlabelled.begin_session(student, session)
+
+    def loss(self, student: Student, batch: Batch) -> Tensor:
+        return self.labelled.loss(student, batch)
+
+    def after_step(self, student: Student) -> None:
+        self.labelled.after_step(student)
+        self.unlabelled.after_step(student)
+
+    def end_session(self, student: Student, session: Session) -> None:
+        self.labelled.end_session(student, session)
+        self.unlabelled.end_session(student, session)
+
+    @property
+    def adapts(self) -> bool:
+        return self.unlabelled.adapts
+
+    def begin_stream(self, student: Student) -> None:
+        self.unlabelled.begin_stream(student)
+
+    def stream_loss(self, student: Student, pixels: Tensor) -> Guess | None:
+        return self.unlabelled.stream_loss(student, pixels)
+
+    def after_stream_step(self, student: Student) -> None:
+        self.unlabelled.after_stream_step(student)
+
+    def twins(self) -> Mapping[str, Backbone]:
+        first = {f"labelled-{name}": net for name, net in self.labelled.twins().items()}
+        return {**self.unlabelled.twins(), **first}
+
+    def experts(self, student: Student) -> Mapping[str, Backbone]:
+        return self.unlabelled.experts(student)
+
+    def tensors(self) -> State:
+        first = {f"labelled/{name}": t for name, t in self.labelled.tensors().items()}
+        return first | {f"unlabelled/{name}": t for name, t in self.unlabelled.tensors().items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        for half, name in ((self.labelled, "labelled/"), (self.unlabelled, "unlabelled/")):
+            mine = {n.removeprefix(name): t for n, t in tensors.items() if n.startswith(name)}
+            half.load(mine)

@@ -1,0 +1,115 @@
+"""DoSAPP: double smoothing via affine projected parameters (Algorithm 1 of the paper).
+
+A student learns a sparse set of weights; a teacher follows it with two momenta, one for the weights
+that move and a slower one for those that do not. With labels, the student learns the task. Without,
+it learns from whichever of the two is surer of each image. After another learner
+(`FLYP().then(DoSAPP())`) the teacher follows that learner's weights instead.
+"""
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dosapp.backbones.base import Backbone
+from dosapp.core.losses import clip_loss
+from dosapp.core.masks import Combine, Scores, top_fraction, united
+from dosapp.core.pseudo import LABELLERS
+from dosapp.methods.base import Batch, Guess, Method, State, settings
+from dosapp.methods.spu import SPU
+from dosapp.streams import Session
+from dosapp.student import Selection, Student
+
+Momentum = Annotated[float, Field(ge=0, le=1)]
+
+
+@settings
+class Smoothing:
+    """How the teacher follows: γ < λ < δ in the paper, all three equal for a single momentum."""
+
+    gamma: Momentum = 0.8  # weights that move, with labels
+    lam: Momentum = 0.9  # weights that move, without labels
+    delta: Momentum = 0.9999  # weights that stay
+    interval: Literal["step", "session"] = "step"
+
+    def __post_init__(self) -> None:
+        if not self.gamma < self.lam < self.delta and len({self.gamma, self.lam, self.delta}) > 1:
+            warnings.warn(
+                f"momenta γ={self.gamma:g}, λ={self.lam:g}, δ={self.delta:g} are not γ < λ < δ, "
+                "as DoSAPP wants; fine for an ablation",
+                stacklevel=3,
+            )
+
+
+@settings
+class DoSAPP(Method):
+    idea = "a sparse student, a teacher with two momenta, labels from the surer of the two"
+    reference = "Singh, Aljundi, Belilovsky, 2026"
+    phase = "both"
+
+    learner: SPU = Field(default_factory=SPU)  # which weights: sparsity, candidates, scope
+    smoothing: Smoothing = Field(default_factory=Smoothing)  # how the teacher follows
+    stream_mask: Literal["union", "current"] = "union"  # which mask in the stream
+    combine: Combine = "max"  # how scores of several tasks rank the union
+    labels: Literal["surer", "teacher", "student"] = "surer"  # who labels
+
+    def start(self, student: Student) -> None:  # line 1: θ^T ← θ^S
+        self.teacher: Backbone = student.twin()
+        self.best: Scores = {}
+
+    # Phase 1, with labels
+
+    def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:  # line 3
+        return self.learner.choose(student, lessons)
+
+    def begin_session(self, student: Student, session: Session) -> None:
+        chosen = student.selection
+        if chosen.mask is not None and chosen.scores is not None:
+            self.best = united(self.best, chosen.scores, chosen.mask, self.combine)
+
+    def after_step(self, student: Student) -> None:  # line 6
+        if self.smoothing.interval == "step":
+            self._follow(student, self.smoothing.gamma)
+
+    def end_session(self, student: Student, session: Session) -> None:
+        if self.smoothing.interval == "session":
+            self._follow(student, self.smoothing.gamma)
+
+    # Phase 2, without: each image is seen once
+
+    def begin_stream(self, student: Student) -> None:  # lines 8 and 9
+        chosen = student.selection
+        if self.stream_mask == "union" and self.best:
+            mask = top_fraction(self.best, self.learner.sparsity, self.learner.scope)
+            chosen = Selection(tuple(mask), mask)
+        student.train_only(chosen)
+
+    def stream_loss(self, student: Student, pixels: Tensor) -> Guess:  # lines 11 to 18
+        images, texts = student.net.encode_image(pixels), student.captions()
+        with torch.inference_mode():
+            teacher = student.logits(pixels, self.teacher)
+            own = images @ texts.T
+            labels = LABELLERS[self.labels](teacher, own)
+            differ = (teacher.argmax(dim=1) != own.argmax(dim=1)).float().mean().item()
+        labels = labels.clone()  # out of inference mode
+        return Guess(labels, clip_loss(images, texts[labels], student.net.scale), differ)
+
+    def after_stream_step(self, student: Student) -> None:  # line 19
+        self._follow(student, self.smoothing.lam)
+
+    def _follow(self, student: Student, active: float) -> None:  # Eq. 3, 4 and 6
+        student.smooth(self.teacher, active=active, frozen=self.smoothing.delta)
+
+    # Saving
+
+    def twins(self) -> Mapping[str, Backbone]:
+        return {"teacher": self.teacher}
+
+    def tensors(self) -> State:
+        return {f"best/{name}": score for name, score in self.best.items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.best = {name.removeprefix("best/"): score for name, score in tensors.items()}

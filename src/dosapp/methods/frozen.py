@@ -1,0 +1,16 @@
+"""CLIP as it is: the floor of every table."""
+
+from collections.abc import Iterable
+
+from dosapp.methods.base import Batch, Method, settings
+from dosapp.student import Selection, Student
+
+
+@settings
+class ZeroShot(Method):
+    idea = "the pretrained model, never trained"
+    reference = "Radford et al., 2021"
+    phase = "none"
+
+    def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
+        return Selection()

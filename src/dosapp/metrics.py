@@ -1,0 +1,142 @@
+"""The accuracy matrix R → numbers. Functions of arrays: no meters, no state.
+
+`R[t, j]` is accuracy in per cent on task j after session t, over the classes met by then; a cell that
+was not measured is NaN, so that it can never pass for zero. "Forgetting" has many meanings in
+published code: each is here under its own name, and every printed number carries one.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float64]
+
+
+def accuracy(R: Matrix) -> float:
+    return float(np.mean(R[-1]))
+
+
+def first_task_accuracy(R: Matrix) -> float:
+    return float(R[-1, 0])
+
+
+def current_task_accuracy(R: Matrix) -> float:
+    return float(R[-1, -1])
+
+
+def average_incremental_accuracy(R: Matrix) -> float:
+    return float(np.mean([np.nanmean(row) for row in R]))
+
+
+def learning_accuracy(R: Matrix) -> float:
+    return float(np.mean(np.diag(R))) if _square(R) else np.nan
+
+
+def forgetting(R: Matrix) -> float:
+    """The paper's F; cells before a task was learned do not count, whether measured or not."""
+    return _mean([np.max(R[j:-1, j]) - R[-1, j] for j in _earlier(R)])
+
+
+def forgetting_spu(R: Matrix) -> float:
+    if not _square(R):
+        return np.nan
+    filled = np.nan_to_num(np.tril(R))
+    return float(np.mean(filled[:-1].max(axis=0) - filled[-1])) if len(R) > 1 else np.nan
+
+
+def forgetting_pycil(R: Matrix) -> float:
+    return _mean([np.max(R[j:, j]) - R[-1, j] for j in _earlier(R)])
+
+
+def forgetting_avalanche(R: Matrix) -> float:
+    return _mean([R[j, j] - R[-1, j] for j in _earlier(R)])
+
+
+def forgetting_renate(R: Matrix) -> float:
+    return _mean([np.max(R[:-1, j]) - R[-1, j] for j in _earlier(R)])
+
+
+def forgetting_libcontinual(R: Matrix) -> float:
+    earlier = _earlier(R)
+    if not earlier:
+        return np.nan
+    return float(sum(R[-1, j] - R[j, j] for j in earlier[:-1]) / len(earlier))
+
+
+def backward_transfer(R: Matrix) -> float:
+    return _mean([R[-1, j] - R[j, j] for j in _earlier(R)])
+
+
+def forward_transfer(ahead: Matrix, zero_shot: Matrix) -> float:
+    """Mean over j > 1 of accuracy on task j just before learning it, less the untouched model's."""
+    return float(np.mean((ahead - zero_shot)[1:])) if len(ahead) > 1 else np.nan
+
+
+def sample_weighted_accuracy(R: Matrix, sizes: NDArray[np.int64]) -> float:
+    return float(np.average(R[-1], weights=sizes))
+
+
+def previous_tasks(R: Matrix) -> list[float]:
+    """Per session, mean accuracy on the tasks before it (on itself, in the first)."""
+    return [float(np.nanmean(R[t, : max(t, 1)])) for t in range(len(R))]
+
+
+def forgetting_matrix(R: Matrix) -> Matrix:
+    """F[t, i] = R[i, i] - R[t, i] for t > i, else NaN."""
+    if not _square(R):
+        return np.full_like(R, np.nan)
+    F: Matrix = np.diag(R)[None, :] - R
+    F[np.triu_indices(len(R))] = np.nan
+    return F
+
+
+OF_R: Mapping[str, Callable[[Matrix], float]] = {
+    f.__name__: f
+    for f in (
+        accuracy,
+        forgetting,
+        first_task_accuracy,
+        current_task_accuracy,
+        average_incremental_accuracy,
+        learning_accuracy,
+        backward_transfer,
+        forgetting_spu,
+        forgetting_pycil,
+        forgetting_avalanche,
+        forgetting_renate,
+        forgetting_libcontinual,
+    )
+}
+
+DEFINITIONS: Mapping[str, str] = {
+    "accuracy": "1/T Σ_j R[T,j]",
+    "forgetting": "1/(T-1) Σ_{j<T} max_{j≤i<T} (R[i,j] - R[T,j])  (the paper; continuum)",
+    "first_task_accuracy": "R[T,1]",
+    "current_task_accuracy": "R[T,T]",
+    "average_incremental_accuracy": "1/T Σ_t 1/t Σ_{j≤t} R[t,j]  (PILOT's average accuracy)",
+    "learning_accuracy": "1/T Σ_j R[j,j]",
+    "backward_transfer": "1/(T-1) Σ_{j<T} (R[T,j] - R[j,j])",
+    "forward_transfer": "1/(T-1) Σ_{j>1} (before learning task j - zero-shot), on task j",
+    "sample_weighted_accuracy": "Σ_j n_j R[T,j] / Σ_j n_j  (SPU's accuracy)",
+    "forgetting_spu": "1/T Σ_{j≤T} (max_{i<T} R[i,j] - R[T,j]), unseen cells zero",
+    "forgetting_pycil": "1/(T-1) Σ_{j<T} max_{j≤i≤T} (R[i,j] - R[T,j])  (PyCIL, PILOT, Mammoth)",
+    "forgetting_avalanche": "1/(T-1) Σ_{j<T} (R[j,j] - R[T,j])",
+    "forgetting_renate": "1/(T-1) Σ_{j<T} max_{i<T} (R[i,j] - R[T,j]); needs R before learning",
+    "forgetting_libcontinual": "1/(T-1) Σ_{j<T-1} (R[T,j] - R[j,j]); opposite sign",
+    "control_accuracy": "zero-shot accuracy on classes nobody trains, among themselves, at the end",
+    "control_kept": "control_accuracy less its value before any learning",
+}
+
+
+def _square(R: Matrix) -> bool:
+    return R.shape[0] == R.shape[1]
+
+
+def _earlier(R: Matrix) -> list[int]:
+    """Tasks learned before the last session; none when everything was learned at once."""
+    return list(range(len(R) - 1)) if _square(R) else []
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.mean(values)) if values else np.nan

@@ -1,0 +1,412 @@
+"""Datasets → tasks with disjoint classes → sessions: lessons with labels, then a stream without.
+
+A stream is a value. Every modifier returns a new one, and every order is a function of the seed.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dosapp.core.chance import chance
+from dosapp.data.base import Control, Dataset, Part, Pictures, Prompts, Rows
+from dosapp.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Unlabelled:
+    """Pictures in a fixed order. There is no field for labels, so none can leak."""
+
+    sources: tuple[Pictures, ...]
+    items: Rows  # [N, 2]: source, row
+    noise: float = 0.0
+    seed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def read(self, positions: Sequence[int] | Rows) -> Tensor:
+        """`float32 [n, 3, H, W]` in [0, 1], with this view's noise."""
+        chosen = self.items[np.asarray(positions, dtype=np.int64)]
+        batch: list[Tensor] = [torch.empty(0)] * len(chosen)
+        for source in np.unique(chosen[:, 0]):
+            places = np.flatnonzero(chosen[:, 0] == source)
+            pictures = self.sources[source].read(chosen[places, 1])
+            for place, picture in zip(places, pictures, strict=True):
+                batch[place] = picture
+        pixels = torch.stack(batch).float() / 255
+        if self.noise:
+            keys = [self.sources[s].key(r) for s, r in chosen]
+            pixels = torch.stack(
+                [self._noisy(x, key) for x, key in zip(pixels, keys, strict=True)]
+            )
+        return pixels
+
+    def _noisy(self, picture: Tensor, key: str) -> Tensor:
+        """The same picture always gets the same noise, whoever reads it."""
+        noise = chance("noise", self.seed, key).standard_normal(picture.shape, dtype=np.float32)
+        return (picture + self.noise * torch.from_numpy(noise)).clamp(0, 1)
+
+    def batches(self, size: int, start: int = 0) -> Iterator[Tensor]:
+        """Once, in order; the last may be smaller. `start` counts batches already done."""
+        for first in range(start * size, len(self), size):
+            yield self.read(np.arange(first, min(first + size, len(self))))
+
+    def keys(self) -> list[str]:
+        return [self.sources[s].key(int(r)) for s, r in self.items]
+
+
+@dataclass(frozen=True)
+class Labelled(Unlabelled):
+    """The same with labels: positions in the class names of the task or session."""
+
+    labels: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    @classmethod
+    def of(cls, part: Part, rows: Rows, labels: Rows) -> "Labelled":
+        items = np.stack([np.zeros_like(rows), rows], axis=1)
+        return cls((part.pictures,), items, labels=labels)
+
+    def only(self, positions: Rows) -> "Labelled":
+        return replace(self, items=self.items[positions], labels=self.labels[positions])
+
+    def unlabelled(self, positions: Rows | None = None) -> Unlabelled:
+        items = self.items if positions is None else self.items[positions]
+        return Unlabelled(self.sources, items, self.noise, self.seed)
+
+
+def joined(parts: Sequence[Labelled], offsets: Sequence[int]) -> Labelled:
+    """Several views as one; labels of each are shifted by its offset."""
+    sources: list[Pictures] = []
+    items, labels = [np.zeros((0, 2), dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    for part, offset in zip(parts, offsets, strict=True):
+        places = [
+            next((i for i, known in enumerate(sources) if known is source), -1)
+            for source in part.sources
+        ]
+        for n, (place, source) in enumerate(zip(places, part.sources, strict=True)):
+            if place < 0:
+                places[n] = len(sources)
+                sources.append(source)
+        renumbered = part.items.copy()
+        renumbered[:, 0] = np.asarray(places)[part.items[:, 0]]
+        items.append(renumbered)
+        labels.append(part.labels + offset)
+    noise, seed = (parts[0].noise, parts[0].seed) if parts else (0.0, 0)
+    return Labelled(tuple(sources), np.concatenate(items), noise, seed, np.concatenate(labels))
+
+
+@dataclass(frozen=True)
+class Task:
+    """Classes nobody else has, their lessons, their part of D^u (`field`) and of D^e (`test`)."""
+
+    classes: tuple[str, ...]
+    prompts: Prompts
+    train: Labelled
+    field: Labelled
+    test: Labelled
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a learner is given at once: labelled classes, then an unlabelled stream."""
+
+    classes: tuple[str, ...]
+    prompts: Mapping[str, Prompts]
+    train: Labelled
+    unlabelled: Unlabelled
+
+    @classmethod
+    def of(cls, images: Mapping[str, Tensor], prompts: Prompts | None = None) -> "Session":
+        """A lesson from tensors: class name → `uint8 [n, 3, H, W]`. For one's own program."""
+        names = tuple(images)
+        pixels = torch.cat([images[name] for name in names])
+        if pixels.dtype != torch.uint8:
+            raise BadInput(f"lesson images are {pixels.dtype}; give uint8 pictures, 0 to 255")
+        labels = np.repeat(np.arange(len(names)), [len(images[name]) for name in names])
+        part = Part(InMemory(pixels), labels)
+        train = Labelled.of(part, np.arange(len(labels)), labels)
+        empty = train.unlabelled(np.zeros(0, dtype=np.int64))
+        return cls(names, {name: prompts or Prompts() for name in names}, train, empty)
+
+
+@dataclass(frozen=True)
+class InMemory:
+    pixels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def read(self, rows: Sequence[int] | Rows) -> Tensor:
+        return self.pixels[torch.as_tensor(np.asarray(rows))]
+
+    def key(self, row: int) -> str:
+        return f"memory/{row}"
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Tasks in order, and how their unlabelled pictures come back session after session."""
+
+    name: str
+    tasks: tuple[Task, ...]
+    seed: int
+    controls: tuple[tuple[Control, Prompts], ...] = ()
+    again: bool = True  # session t streams D^u of all seen tasks; else disjoint chunks of it
+    order: Literal["shuffled", "correlated"] = "shuffled"
+    together: bool = False  # joint training: one session with every class
+
+    # Modifiers
+
+    def imbalanced(self) -> "Stream":
+        """Draw each task's D^u from a Dirichlet whose total concentration is its class count."""
+
+        def draw(number: int, task: Task) -> Labelled:
+            random = chance("imbalanced", self.seed, number)
+            share = random.dirichlet(np.ones(len(task.classes)))
+            wanted = random.multinomial(len(task.field), share)
+            kept = [
+                random.permutation(np.flatnonzero(task.field.labels == c))[:n]
+                for c, n in enumerate(wanted)
+            ]
+            return task.field.only(np.sort(np.concatenate(kept)))
+
+        return self._with_fields(draw)
+
+    def fraction(self, share: float) -> "Stream":
+        """Keep this share of every task's D^u."""
+        if not 0 < share <= 1:
+            raise BadInput(f"fraction of D^u is {share}; give a number in (0, 1]")
+
+        def draw(number: int, task: Task) -> Labelled:
+            order = chance("fraction", self.seed, number).permutation(len(task.field))
+            return task.field.only(np.sort(order[: round(share * len(order))]))
+
+        return self._with_fields(draw)
+
+    def noisy(self, *, stream: float = 0.0, test: float = 0.0) -> "Stream":
+        """Gaussian noise on D^u and on D^e, σ in [0, 1] pixels, clipped."""
+        if stream < 0 or test < 0:
+            raise BadInput(f"noise is {min(stream, test)}; a standard deviation is at least 0")
+        tasks = tuple(
+            replace(
+                task,
+                field=replace(task.field, noise=stream, seed=self.seed),
+                test=replace(task.test, noise=test, seed=self.seed),
+            )
+            for task in self.tasks
+        )
+        return replace(self, tasks=tasks)
+
+    def correlated(self) -> "Stream":
+        """Each session's stream comes class by class, in a random order of classes."""
+        return replace(self, order="correlated")
+
+    def chunks(self) -> "Stream":
+        """No picture of D^u is ever seen twice: each session gets its own chunk of each task's."""
+        return replace(self, again=False)
+
+    def without_unlabelled(self) -> "Stream":
+        return self._with_fields(lambda number, task: task.field.only(np.zeros(0, dtype=np.int64)))
+
+    def full_test(self) -> "Stream":
+        """Evaluate on D^u ∪ D^e and stream nothing."""
+        tasks = tuple(replace(t, test=joined([t.test, t.field], [0, 0])) for t in self.tasks)
+        return replace(self, tasks=tasks).without_unlabelled()
+
+    def joint(self) -> "Stream":
+        return replace(self, together=True)
+
+    def _with_fields(self, draw: "FieldOf") -> "Stream":
+        tasks = tuple(replace(t, field=draw(n, t)) for n, t in enumerate(self.tasks))
+        return replace(self, tasks=tasks)
+
+    # What a learner is given
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """The tasks each session teaches."""
+        everything = list(range(len(self.tasks)))
+        return [everything] if self.together else [[n] for n in everything]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(name for task in self.tasks for name in task.classes)
+
+    def seen(self, session: int) -> list[int]:
+        """The tasks met up to and including this session."""
+        return [n for group in self.groups[: session + 1] for n in group]
+
+    def session(self, number: int) -> Session:
+        tasks = [self.tasks[n] for n in self.groups[number]]
+        classes = tuple(name for task in tasks for name in task.classes)
+        offsets = np.cumsum([0, *(len(task.classes) for task in tasks)])[:-1]
+        train = joined([task.train for task in tasks], offsets.tolist())
+        prompts = {name: task.prompts for task in tasks for name in task.classes}
+        return Session(classes, prompts, train, self._stream(number).unlabelled())
+
+    def truth(self, number: int) -> Rows:
+        """Labels of a session's stream as positions in `classes`; for the meter, not the learner."""
+        return self._stream(number).labels
+
+    def _stream(self, number: int) -> Labelled:
+        starts = np.cumsum([0, *(len(task.classes) for task in self.tasks)])[:-1]
+        seen = self.seen(number)
+        parts = [self._chunk(number, n) for n in seen]
+        stream = joined(parts, [int(starts[n]) for n in seen])
+        random = chance("stream", self.seed, number)
+        order = random.permutation(len(stream))
+        if self.order == "correlated":
+            rank = random.permutation(len(self.classes))
+            order = order[np.argsort(rank[stream.labels[order]], kind="stable")]
+        return stream.only(order)
+
+    def _chunk(self, number: int, task: int) -> Labelled:
+        part = self.tasks[task].field
+        if self.again:
+            return part
+        first = next(s for s, group in enumerate(self.groups) if task in group)
+        order = chance("chunks", self.seed, task).permutation(len(part))
+        return part.only(np.array_split(order, len(self.groups) - first)[number - first])
+
+    # What it says of itself
+
+    @cached_property
+    def hash(self) -> str:
+        return hashlib.sha256(json.dumps(self.manifest()).encode()).hexdigest()[:16]
+
+    def manifest(self) -> dict[str, object]:
+        """Every picture in its place; two streams with one hash show a learner the same things."""
+        return {
+            "name": self.name,
+            "seed": self.seed,
+            "sessions": [
+                {
+                    "classes": self.session(n).classes,
+                    "train": self.session(n).train.keys(),
+                    "stream": self._stream(n).keys(),
+                }
+                for n in range(len(self.groups))
+            ],
+            "tests": [task.test.keys() for task in self.tasks],
+            "noise": [[task.field.noise, task.test.noise] for task in self.tasks],
+            "prompts": [[task.prompts.train, *task.prompts.evaluate] for task in self.tasks],
+        }
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.name}: {len(self.tasks)} tasks, {len(self.classes)} classes, {self.hash}",
+            f"{'task':>5} {'classes':>8} {'train':>7} {'stream':>7} {'test':>6}   first class",
+        ]
+        for n, task in enumerate(self.tasks):
+            session = next(s for s, group in enumerate(self.groups) if n in group)
+            lines.append(
+                f"{n + 1:>5} {len(task.classes):>8} {len(task.train):>7} "
+                f"{len(self._stream(session)):>7} {len(task.test):>6}   {task.classes[0]}"
+            )
+        return "\n".join(lines)
+
+
+FieldOf = Callable[[int, Task], Labelled]
+
+
+def split(
+    dataset: Dataset,
+    tasks: int | Sequence[Sequence[str]] = 10,
+    *,
+    seed: int = 0,
+    order: Sequence[str] | None = None,
+) -> Stream:
+    """A dataset as a stream: so many tasks over a class order, or the classes of each task by name.
+
+    The test part is halved per class: one half streams unlabelled, the other evaluates.
+    """
+    groups = _groups(dataset, tasks, order)
+    position = {name: n for n, name in enumerate(dataset.classes)}
+    made = []
+    for group in groups:
+        train, field, test = [], [], []
+        for name in group:
+            label = position[name]
+            rows = np.flatnonzero(dataset.train.labels == label)
+            if not len(rows):
+                raise BadInput(f"class '{name}' of {dataset.name} has no training images")
+            train.append(rows)
+            rows = np.flatnonzero(dataset.test.labels == label)
+            if len(rows) < 2:
+                raise BadInput(
+                    f"class '{name}' of {dataset.name} has {len(rows)} test image(s); at least 2 "
+                    "are needed, one half to stream and one to evaluate"
+                )
+            rows = chance("halves", seed, name).permutation(rows)
+            half = math.ceil(len(rows) / 2)
+            field.append(np.sort(rows[:half]))
+            test.append(np.sort(rows[half:]))
+        made.append(
+            Task(
+                tuple(group),
+                dataset.prompts,
+                _labelled(dataset.train, train),
+                _labelled(dataset.test, field),
+                _labelled(dataset.test, test),
+            )
+        )
+    controls = ((dataset.control, dataset.prompts),) if dataset.control else ()
+    return Stream(dataset.name, tuple(made), seed, controls)
+
+
+def concat(*streams: Stream) -> Stream:
+    """One long sequence with one growing class space."""
+    first = streams[0]
+    names = [name for stream in streams for name in stream.classes]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise BadInput(
+            f"class '{min(twice)}' is in two of the streams to join; class names must be disjoint"
+        )
+    return replace(
+        first,
+        name="+".join(stream.name for stream in streams),
+        tasks=tuple(task for stream in streams for task in stream.tasks),
+        controls=tuple(control for stream in streams for control in stream.controls),
+    )
+
+
+def _labelled(part: Part, rows_by_class: list[Rows]) -> Labelled:
+    labels = np.repeat(np.arange(len(rows_by_class)), [len(rows) for rows in rows_by_class])
+    return Labelled.of(part, np.concatenate(rows_by_class), labels)
+
+
+def _groups(
+    dataset: Dataset, tasks: int | Sequence[Sequence[str]], order: Sequence[str] | None
+) -> list[list[str]]:
+    if not isinstance(tasks, int):
+        groups = [list(group) for group in tasks]
+        _check_names([name for group in groups for name in group], dataset)
+        return groups
+    names = list(order) if order is not None else list(dataset.classes)
+    _check_names(names, dataset)
+    if not 1 <= tasks <= len(names):
+        raise BadInput(
+            f"{tasks} tasks asked of {dataset.name}, which has {len(names)} classes; "
+            f"give between 1 and {len(names)}"
+        )
+    return [list(group) for group in np.array_split(np.array(names, dtype=object), tasks)]
+
+
+def _check_names(names: list[str], dataset: Dataset) -> None:
+    for name in names:
+        if name not in dataset.classes:
+            raise BadInput(
+                f"the class order names '{name}', which {dataset.name} does not have; "
+                f"it has for example '{dataset.classes[0]}'"
+            )
+        if names.count(name) > 1:
+            raise BadInput(f"the class order names '{name}' twice; each class has one task")

@@ -1,0 +1,214 @@
+"""A backbone, the classes it has met, and the one place where weights change.
+
+A method says what may move (`train_only`) and what is wrong (`step`); it never touches a weight.
+Twins of the student (teachers, anchors) are made, moved and kept apart here too.
+"""
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from dosapp.backbones.base import Backbone
+from dosapp.core.chance import torch_chance
+from dosapp.core.entries import Entries
+from dosapp.core.losses import clip_loss
+from dosapp.core.masks import Mask, Scores, gradient_scores
+from dosapp.core.momentum import smooth
+from dosapp.data.base import Prompts
+from dosapp.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What may move: these weights, inside the mask if there is one, and why if that is known."""
+
+    names: tuple[str, ...] = ()
+    mask: Mask | None = None
+    scores: Scores | None = None
+    rates: Mapping[str, float] = field(default_factory=dict)  # times the learning rate
+
+
+class Student:
+    def __init__(
+        self, net: Backbone, *, lr: float = 7.5e-6, weight_decay: float = 0.2, seed: int = 0
+    ) -> None:
+        self.net = net
+        self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
+        self.classes: list[str] = []
+        self.prompts: dict[str, Prompts] = {}
+        self.selection = Selection()
+        self.steps = 0
+        self.moved: set[str] = set()  # every weight that was ever allowed to move
+        self._entries: dict[str, Entries] = {}
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._twins: weakref.WeakSet[Backbone] = weakref.WeakSet()
+        self._texts: weakref.WeakKeyDictionary[Backbone, tuple[object, Tensor]] = (
+            weakref.WeakKeyDictionary()
+        )
+        for weight in net.weights().values():
+            weight.requires_grad_(False)
+
+    # Classes
+
+    def meet(self, classes: Sequence[str], prompts: Prompts) -> None:
+        """Add the classes that are new; their captions come with them."""
+        for name in classes:
+            if name not in self.prompts:
+                self.classes.append(name)
+            self.prompts[name] = prompts
+
+    def caption(self, name: str) -> str:
+        return self.prompts[name].caption(name)
+
+    # Looking
+
+    def captions(self, net: Backbone | None = None) -> Tensor:
+        """Features `[C, D]` of the training caption of every class met."""
+        return (net or self.net).encode_text([self.caption(name) for name in self.classes])
+
+    @torch.no_grad()
+    def templates(self, net: Backbone, names: Mapping[str, Prompts]) -> Tensor:
+        """Evaluation features `[C, D]`: the mean over templates, cached until a weight moves."""
+        key = (net.revision, tuple(names.items()))
+        cached = self._texts.get(net)
+        if cached is None or cached[0] != key:
+            rows = []
+            for count in sorted({len(p.evaluate) for p in names.values()}):
+                group = [(n, p) for n, p in names.items() if len(p.evaluate) == count]
+                texts = net.encode_text([t.format(n) for n, p in group for t in p.evaluate])
+                means = normalize(texts.view(len(group), count, -1).mean(dim=1), dim=-1)
+                rows += list(zip([n for n, _ in group], means, strict=True))
+            found = dict(rows)
+            cached = (key, torch.stack([found[name] for name in names]))
+            self._texts[net] = cached
+        return cached[1]
+
+    def logits(self, pixels: Tensor, net: Backbone | None = None) -> Tensor:
+        """Cosines `[B, C]` with the training captions, as the unlabelled phase compares them."""
+        net = net or self.net
+        return net.encode_image(pixels) @ self.captions(net).T
+
+    def clip_loss(self, pixels: Tensor, labels: Tensor) -> Tensor:
+        """Each image against the caption of its class; equal captions are encoded once."""
+        present, place = labels.unique(return_inverse=True)
+        texts = self.net.encode_text([self.caption(self.classes[i]) for i in present.tolist()])
+        return clip_loss(self.net.encode_image(pixels), texts[place], self.net.scale)
+
+    def scores(self, weights: Mapping[str, Tensor], losses: Iterable[Tensor]) -> Scores:
+        """How much each weight would like to move (Eq. 1); nothing moves yet."""
+        for weight in weights.values():
+            weight.requires_grad_(True)
+        return gradient_scores(weights, losses)
+
+    # Moving
+
+    def train_only(self, selection: Selection) -> None:
+        """Choose what may move from now on, with a fresh optimizer."""
+        for entries in self._entries.values():
+            entries.release()
+        weights = self.net.weights()
+        for twin in self._twins:
+            twin.own([n for n in selection.names if twin.weights()[n] is weights[n]])
+        self.selection = selection
+        self.moved.update(selection.names)
+        mask = selection.mask or {}
+        self._entries = {n: Entries(weights[n], mask.get(n)) for n in selection.names}
+        self._optimizer = None
+        if self._entries:
+            groups = [
+                {"params": [e.values], "lr": self.lr * selection.rates.get(n, 1.0)}
+                for n, e in self._entries.items()
+            ]
+            self._optimizer = torch.optim.AdamW(groups, weight_decay=self.weight_decay)
+
+    def step(self, loss: Tensor, rate: float = 1.0) -> bool:
+        """One optimizer step; entries outside the selection stay bit-identical.
+
+        A loss of exactly zero (a contrastive batch of one) teaches nothing: no step is taken, so
+        that weight decay and old moments do not act alone. Says whether a step was taken.
+        """
+        if not torch.isfinite(loss):
+            raise BadInput(
+                f"the loss became {loss.item()} at step {self.steps} with learning rate "
+                f"{self.lr:g}; try a smaller one, for example --lr {self.lr / 10:g}"
+            )
+        if self._optimizer is None or loss.item() == 0 or rate == 0:
+            return False
+        loss.backward()
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        for entries in self._entries.values():
+            entries.gather()
+        for group, usual in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = usual * rate
+        self._optimizer.step()
+        for group, usual in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = usual
+        self._optimizer.zero_grad(set_to_none=True)
+        for entries in self._entries.values():
+            entries.scatter()
+        self.steps += 1
+        self.net.revision += 1
+        return True
+
+    @torch.no_grad()
+    def assign(self, values: Mapping[str, Tensor], where: Mask | None = None) -> None:
+        """Set weights, everywhere or where the mask is True: restores and ensembles."""
+        weights = self.net.weights()
+        for name, value in values.items():
+            weight = weights[name]
+            weight.copy_(value if where is None else torch.where(where[name], value, weight))
+        self.net.revision += 1
+
+    # Twins
+
+    def twin(self) -> Backbone:
+        """A second expert. It shares each tensor with the student until that tensor may move."""
+        twin = self.net.twin(self.selection.names)
+        self._twins.add(twin)
+        return twin
+
+    @torch.no_grad()
+    def place(self, twin: Backbone, values: Mapping[str, Tensor]) -> None:
+        """Put a twin where it was."""
+        weights = twin.weights()
+        for name, value in values.items():
+            weights[name].copy_(value)
+        twin.revision += 1
+
+    def smooth(self, teacher: Backbone, *, active: float, frozen: float) -> None:
+        """Move a twin towards the student: `active` inside the mask, `frozen` outside."""
+        mine, theirs = self.net.weights(), teacher.weights()
+        apart = {n: theirs[n] for n in theirs if theirs[n] is not mine[n]}
+        mask = self.selection.mask
+        if mask is not None:  # weights that moved in an earlier session and rest now
+            rest = {n: torch.zeros_like(w, dtype=torch.bool) for n, w in apart.items()}
+            mask = rest | {n: m for n, m in mask.items() if n in apart}
+        smooth(apart, mine, mask, active=active, frozen=frozen)
+        teacher.revision += 1
+
+    # Chance
+
+    def generator(self, purpose: str, *position: int) -> torch.Generator:
+        """Random numbers for a purpose and a place in time, so that any step can be done again."""
+        return torch_chance(self.seed, purpose, *position)
+
+    # Saving: what the next step needs besides the weights
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        if self._optimizer is None:
+            return {}
+        return {
+            f"{name}/{key}": value
+            for name, entries in self._entries.items()
+            for key, value in self._optimizer.state.get(entries.values, {}).items()
+        }
+
+    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
+        for path, value in state.items():
+            name, _, key = path.rpartition("/")
+            assert self._optimizer is not None
+            self._optimizer.state[self._entries[name].values][key] = value.clone()
