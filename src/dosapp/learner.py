@@ -215,9 +215,7 @@ class Learner:
         self.sessions, student.steps = facts["sessions"], facts["steps"]
 
         def under(role: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            return {
-                n.removeprefix(role): t for n, t in tensors.items() if n.startswith(role)
-            }
+            return {n.removeprefix(role): t for n, t in tensors.items() if n.startswith(role)}
 
         mask = under("mask/", state.tensors) if facts["masked"] else None
         chosen = facts["selection"]

@@ -1,7 +1,7 @@
 """The accuracy matrix R → numbers. Functions of arrays: no meters, no state.
 
-`R[t, j]` is accuracy in per cent on task j after session t, over the classes met by then; a cell that
-was not measured is NaN, so that it can never pass for zero. "Forgetting" has many meanings in
+`R[t, j]` is accuracy in per cent on task j after session t, over the classes met by then; a cell
+that was not measured is NaN, so that it can never pass for zero. "Forgetting" has many meanings in
 published code: each is here under its own name, and every printed number carries one.
 """
 
@@ -130,7 +130,7 @@ DEFINITIONS: Mapping[str, str] = {
 
 
 def _square(R: Matrix) -> bool:
-    return R.shape[0] == R.shape[1]
+    return bool(R.shape[0] == R.shape[1])
 
 
 def _earlier(R: Matrix) -> list[int]:

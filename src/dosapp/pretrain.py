@@ -103,7 +103,7 @@ def pretrain(
     seed: int = 0,
     watch: Watch = lambda step, loss: None,
 ) -> Clip:
-    """Train and write a folder that `--backbone FOLDER` loads; `signs` is the second domain's share."""
+    """Train and write a folder that `--backbone` loads; `signs` is the second domain's share."""
     net = untrained(seed)
     generator, choice = torch.Generator().manual_seed(seed), random.Random(seed)
     weights = list(net.weights().values())

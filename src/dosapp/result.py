@@ -68,7 +68,9 @@ class Result(BaseModel):
         try:
             return cls(**values)
         except ValidationError as error:
-            raise BadInput(f"'{path}' is not a whole result ({error.errors()[0]['msg']})") from error
+            raise BadInput(
+                f"'{path}' is not a whole result ({error.errors()[0]['msg']})"
+            ) from error
 
 
 def cells(matrix: Matrix) -> Cells:

@@ -9,6 +9,7 @@ from the last one and ends with the same bytes.
 import datetime
 import importlib.metadata
 import json
+import math
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 
 from dosapp.backbones.base import Backbone
 from dosapp.backbones.clip import load as load_backbone
@@ -84,6 +86,7 @@ class Progress:
 def open_stream(settings: RunSettings, net: Backbone) -> Stream:
     """The stream a run's settings describe."""
     s = settings
+    order, groups = _order(s.class_order)
     parts = []
     for name in s.data.split("+"):
         dataset = load_dataset(name, net, train=s.train_images, test=s.test_images)
@@ -93,7 +96,7 @@ def open_stream(settings: RunSettings, net: Backbone) -> Stream:
                     f"{s.classes} classes asked of {name}, which has {len(dataset.classes)}"
                 )
             dataset = first_classes(dataset, s.classes)
-        parts.append(split(dataset, s.tasks, seed=s.seed, order=_order(s.class_order, dataset)))
+        parts.append(split(dataset, groups or s.tasks, seed=s.seed, order=order))
     stream = concat(*parts) if len(parts) > 1 else parts[0]
     if s.stream_noise or s.test_noise:
         stream = stream.noisy(stream=s.stream_noise, test=s.test_noise)
@@ -121,14 +124,19 @@ def first_classes(dataset: Dataset, count: int) -> Dataset:
     )
 
 
-def _order(path: Path | None, dataset: Dataset) -> list[str] | None:
+def _order(path: Path | None) -> tuple[list[str] | None, list[list[str]] | None]:
+    """A class-order file: names in order (lines, or a YAML list), or a YAML list of lists."""
     if path is None:
-        return None
+        return None, None
     try:
-        lines = path.read_text().splitlines()
-    except OSError as error:
-        raise BadInput(f"class order '{path}' cannot be read ({error.strerror})") from error
-    return [line.strip() for line in lines if line.strip()]
+        text = path.read_text()
+        found = yaml.safe_load(text)
+    except (OSError, yaml.YAMLError) as error:
+        raise BadInput(f"class order '{path}' cannot be read ({error})") from error
+    if isinstance(found, list) and all(isinstance(group, list) for group in found):
+        return None, [[str(name) for name in group] for group in found]
+    lines = [str(name) for name in found] if isinstance(found, list) else text.splitlines()
+    return [line.strip() for line in lines if line.strip()], None
 
 
 def label(settings: RunSettings) -> str:
@@ -254,7 +262,7 @@ class Experiment:
         if not self.learner.method.adapts:
             batches = 0
         for counter in (progress.right, progress.guessed, progress.differed):
-            counter += [0] * (t + 1 - len(counter))
+            counter.extend([0] * (t + 1 - len(counter)))
         for n in range(progress.done, batches):
             pixels = next(stream.batches(size, n))
             with self._timed("stream", t):
@@ -345,7 +353,9 @@ class Experiment:
         right: list[float] = []
         expert = next(iter(self.experts().values()))
         for control, prompts in self.stream.controls:
-            part = Labelled.of(control.test, np.arange(len(control.test.labels)), control.test.labels)
+            part = Labelled.of(
+                control.test, np.arange(len(control.test.labels)), control.test.labels
+            )
             names = dict.fromkeys(control.classes, prompts)
             right += list(self._answers(expert, part, names) == part.labels)
         return 100 * float(np.mean(right)) if right else float("nan")
@@ -357,8 +367,8 @@ class Experiment:
         for twin in self.learner.method.twins().values():
             for name, theirs in twin.weights().items():
                 if theirs is not mine[name]:
-                    total += float((theirs - mine[name]).square().sum())
-        return total**0.5
+                    total += (theirs - mine[name]).detach().square().sum().item()
+        return math.sqrt(total)
 
     @contextmanager
     def _timed(self, phase: str, t: int) -> Iterator[None]:
@@ -474,4 +484,3 @@ def settings_from(path: Path | None, flags: Mapping[str, Any]) -> RunSettings:
     merged = {**values, **flags} | ({"options": options} if options else {})
     found: RunSettings = RunSettings.checked(merged, str(path) if path else "the settings")
     return found
-

@@ -1,7 +1,7 @@
 """What a learner and a run are, as checked values. Imports no torch: `--help` must be quick.
 
-One description serves the command line, YAML files, `learner.json`, `result.json` and the hash under
-which a result is kept. Flags win over files; unknown keys are errors.
+One description serves the command line, YAML files, `learner.json`, `result.json` and the hash
+under which a result is kept. Flags win over files; unknown keys are errors.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Files that are whole or absent, and tensors stored as what changed in them. Never pickle.
 
-A record is one safetensors file: tensors, JSON facts in its header and a checksum over both. It is
-written beside its place, flushed, and renamed into it, so a reader sees the old file or the new one.
+A record is one safetensors file: tensors, JSON facts in its header and a checksum over both. It
+is written beside its place, flushed, and renamed into it: a reader sees the old file or the new.
 """
 
 import errno
@@ -86,7 +86,7 @@ def checksum(state: State) -> str:
     digest = hashlib.sha256(json.dumps(state.facts, sort_keys=True).encode())
     for name, tensor in sorted(state.tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -103,7 +103,7 @@ def read_record(path: Path) -> tuple[State, str]:
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         state = State(tensors, json.loads(header["facts"]))
     except FileNotFoundError as error:
         raise BadInput(f"'{path}' does not exist") from error
@@ -175,9 +175,7 @@ def applied(
         elif kind == "packed":
             result[key] = _unpack(value, changed[f"shape/{key}"])
         elif kind == "values":
-            moved = _unpack(
-                changed[f"bits/{key.partition('/')[2]}"], changed[f"shape/{key}"]
-            )
+            moved = _unpack(changed[f"bits/{key.partition('/')[2]}"], changed[f"shape/{key}"])
             like = torch.empty(moved.shape, dtype=value.dtype)
             whole = _before(key, like, old, base).clone()
             whole[moved] = value

@@ -44,9 +44,7 @@ class Unlabelled:
         pixels = torch.stack(batch).float() / 255
         if self.noise:
             keys = [self.sources[s].key(r) for s, r in chosen]
-            pixels = torch.stack(
-                [self._noisy(x, key) for x, key in zip(pixels, keys, strict=True)]
-            )
+            pixels = torch.stack([self._noisy(x, key) for x, key in zip(pixels, keys, strict=True)])
         return pixels
 
     def _noisy(self, picture: Tensor, key: str) -> Tensor:
@@ -253,7 +251,7 @@ class Stream:
         return Session(classes, prompts, train, self._stream(number).unlabelled())
 
     def truth(self, number: int) -> Rows:
-        """Labels of a session's stream as positions in `classes`; for the meter, not the learner."""
+        """Labels of a session's stream, positions in `classes`; for the meter, not the learner."""
         return self._stream(number).labels
 
     def _stream(self, number: int) -> Labelled:

@@ -1,8 +1,8 @@
 """CLIP through Hugging Face `transformers`, behind the `Backbone` protocol.
 
-The adapter walks the blocks of `CLIPModel` itself, in one function for both towers, because prompts,
-shared prefixes and a shared trunk have to enter between them. A test holds it to the library's own
-forward. `transformers` is imported late: it costs seconds.
+The adapter walks the blocks of `CLIPModel` itself, in one function for both towers, because
+prompts, shared prefixes and a shared trunk have to enter between them. A test holds it to the
+library's own forward. `transformers` is imported late: it costs seconds.
 """
 
 import copy
@@ -42,6 +42,7 @@ def transformers() -> Any:
             f"transformers cannot be imported ({type(error).__name__}: {error}); if a torchvision "
             "that does not match your torch is installed, 'pip uninstall torchvision' mends it"
         ) from error
+    library.utils.logging.disable_progress_bar()
     return library
 
 
@@ -64,7 +65,8 @@ class Clip:
 
     @property
     def scale(self) -> Tensor:
-        return self.model.logit_scale.exp()
+        scale: Tensor = self.model.logit_scale.exp()
+        return scale
 
     def encode_image(self, pixels: Tensor, prompts: Tensor | None = None) -> Tensor:
         vision = self.model.vision_model

@@ -1,8 +1,8 @@
 """The selected entries of one weight, gathered into a small tensor an optimizer can own.
 
-The dense gradient is gathered the moment its layer's backward ends and freed; the optimizer's state
-exists for the selected entries only; the new values are scattered back. Entries outside the mask are
-never written, so they stay bit-identical whatever the optimizer does.
+The dense gradient is gathered the moment its layer's backward ends and freed; the optimizer's
+state exists for the selected entries only; the new values are scattered back. Entries outside the
+mask are never written, so they stay bit-identical whatever the optimizer does.
 """
 
 import torch

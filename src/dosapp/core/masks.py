@@ -41,9 +41,7 @@ def top_fraction(scores: Scores, fraction: float, scope: Scope = "tensor") -> Ma
     if scope == "global":
         everything = torch.cat([score.flatten() for score in scores.values()])
         kept = _top(everything, fraction).split([score.numel() for score in scores.values()])
-        return {
-            name: keep.view_as(scores[name]) for name, keep in zip(scores, kept, strict=True)
-        }
+        return {name: keep.view_as(scores[name]) for name, keep in zip(scores, kept, strict=True)}
     return {name: _top(s.flatten(), fraction).view_as(s) for name, s in scores.items()}
 
 

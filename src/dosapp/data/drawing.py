@@ -115,9 +115,7 @@ class Canvas:
     def paint(self, outline: Tensor, colour: Tensor, tone: Tensor | float = 1.0) -> None:
         """Fill the inside of `outline` with `colour [N, 3]`, darkened by `tone`."""
         cover = (0.5 - outline * self.sharpness).clamp(0, 1).unsqueeze(1)
-        paint = colour[:, :, None, None] * (
-            tone.unsqueeze(1) if isinstance(tone, Tensor) else tone
-        )
+        paint = colour[:, :, None, None] * (tone.unsqueeze(1) if isinstance(tone, Tensor) else tone)
         self.picture = self.picture * (1 - cover) + paint * cover
 
     def finish(self) -> Tensor:

@@ -1,8 +1,8 @@
 """One's own pictures: a folder of class folders, or a CSV of path,label[,split].
 
-    ROOT/train/CLASS/*  and  ROOT/test/CLASS/*       as they are
-    ROOT/CLASS/*                                     a third of each class becomes the test part
-    FILE.csv with columns path, label and perhaps split (train or test)
+ROOT/train/CLASS/*  and  ROOT/test/CLASS/*       as they are
+ROOT/CLASS/*                                     a third of each class becomes the test part
+FILE.csv with columns path, label and perhaps split (train or test)
 """
 
 import csv
@@ -60,9 +60,7 @@ def open_image(path: Path) -> Image.Image:
     except FileNotFoundError as error:
         raise BadInput(f"image '{path}' does not exist") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise BadInput(
-            f"image '{path}' cannot be read ({error}); replace or remove it"
-        ) from error
+        raise BadInput(f"image '{path}' cannot be read ({error}); replace or remove it") from error
 
 
 def own_data(place: Path, prepare: Prepare, prompts: Prompts | None = None) -> Dataset:

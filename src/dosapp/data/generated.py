@@ -1,4 +1,4 @@
-"""Generated domains: compositions split into pretraining, benchmark and control, drawn on demand."""
+"""Generated domains: compositions in three parts (pretraining, benchmark, control), drawn anew."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Domain:
-    """A world of compositions. `studio` is how pretraining sees it, `field` how the benchmark does."""
+    """A world of compositions; pretraining sees it in the `studio`, the benchmark in the `field`."""
 
     name: str
     idea: str
@@ -66,7 +66,7 @@ class Domain:
         return self.shuffled[self.benchmark : self.benchmark + self.control]
 
     def dataset(self, pixels: int, *, train: int = 40, test: int = 40) -> Dataset:
-        """The benchmark with so many pictures per class; pictures never depend on the run's seed."""
+        """The benchmark with so many pictures per class, the same for every seed of a run."""
         names, control = self.benchmark_names, self.control_names
         return Dataset(
             name=self.name,

@@ -13,6 +13,7 @@ from torch import Tensor
 from dosapp.data.drawing import (
     RGB,
     Canvas,
+    Outline,
     Style,
     arrow,
     box,
@@ -29,7 +30,7 @@ from dosapp.data.generated import Domain
 
 COLOURS = [c for c in RGB if c != "black"]
 TEXTURES = ["plain", "striped", "dotted", "checkered", "hollow", "shaded"]
-FIGURES = {
+FIGURES: dict[str, Outline] = {
     "circle": disc,
     "square": box,
     "triangle": partial(polygon, sides=3, radius=0.5),
@@ -83,5 +84,5 @@ SHAPES = Domain(
     benchmark=100,
     control=50,
     studio=Style(),
-    field=Style(noise=(0.05, 0.15), contrast=(0.55, 0.9), light=(1.0, 0.86, 0.66), clutter=0.15),
+    field=Style(noise=(0.0, 0.15), contrast=(0.6, 1.0), light=(1.0, 0.78, 0.55), clutter=0.12),
 )

@@ -5,11 +5,23 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dosapp.data.drawing import RGB, Canvas, Style, arrow, bar, box, choose, cross, disc, polygon
+from dosapp.data.drawing import (
+    RGB,
+    Canvas,
+    Outline,
+    Style,
+    arrow,
+    bar,
+    box,
+    choose,
+    cross,
+    disc,
+    polygon,
+)
 from dosapp.data.generated import Domain
 
 BORDERS = ["red", "blue", "yellow", "green", "black"]
-PLATES = {
+PLATES: dict[str, Outline] = {
     "round": partial(disc, radius=0.95),
     "square": partial(box, width=0.85, height=0.85),
     "diamond": partial(polygon, sides=4, radius=0.72),
@@ -22,7 +34,7 @@ def dots(u: Tensor, v: Tensor) -> Tensor:
     return torch.minimum(disc(u - 0.55, v, 0.4), disc(u + 0.55, v, 0.4))
 
 
-PICTOGRAMS = {
+PICTOGRAMS: dict[str, Outline] = {
     "up arrow": arrow,
     "left arrow": lambda u, v: arrow(-v, u),
     "right arrow": lambda u, v: arrow(v, -u),
@@ -43,10 +55,10 @@ def draw(names: list[str], pixels: int, style: Style, generator: torch.Generator
         plates.append(plate)
         pictograms.append(rest.removeprefix("sign with a "))
     canvas = Canvas(len(names), pixels, style, generator)
-    plate = choose(PLATES, plates, canvas.u, canvas.v)
+    shape = choose(PLATES, plates, canvas.u, canvas.v)
     colour = torch.tensor([RGB[b] for b in borders])
-    canvas.paint(plate, colour)
-    canvas.paint(plate + 0.2, torch.tensor(RGB["white"]).expand(len(names), 3))
+    canvas.paint(shape, colour)
+    canvas.paint(shape + 0.2, torch.tensor(RGB["white"]).expand(len(names), 3))
     inside = choose(PICTOGRAMS, pictograms, canvas.u * 2.1, canvas.v * 2.1 - 0.1)
     canvas.paint(inside.clamp(min=-1) / 2.1, torch.tensor(RGB["black"]).expand(len(names), 3))
     return canvas.finish()

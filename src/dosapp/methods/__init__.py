@@ -42,7 +42,9 @@ def settings_of(value: object) -> dict[str, Any]:
     return flat
 
 
-def build(method: str, adapt: str | None = None, options: Mapping[str, Any] | None = None) -> Method:
+def build(
+    method: str, adapt: str | None = None, options: Mapping[str, Any] | None = None
+) -> Method:
     """A method, or a pair, with its options by full or last name (`sparsity=0.3`)."""
     kinds = {"method": named(method)} | ({"adapt": named(adapt)} if adapt else {})
     if adapt and named(adapt).phase not in ("unlabelled", "both"):

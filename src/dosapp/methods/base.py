@@ -48,6 +48,7 @@ class Method:
     reference: ClassVar[str] = ""
     phase: ClassVar[Literal["labelled", "unlabelled", "both", "none"]] = "labelled"
     joint: ClassVar[bool] = False  # wants all tasks in one session
+    stores_data: ClassVar[bool] = False  # keeps pictures of its own, besides --memory
 
     def start(self, student: Student) -> None:
         """Once, before the first session."""

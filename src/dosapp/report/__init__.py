@@ -1,0 +1,58 @@
+"""Result files → tables, figures and one page that works offline."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dosapp.errors import BadInput
+from dosapp.report.tables import COLUMNS, Row, footnote, markdown, rows
+from dosapp.result import Result
+from dosapp.storage import write_bytes
+
+CAPTIONS = {
+    "accuracy": "Accuracy on everything seen so far",
+    "forgetting": "What each session made it forget (red) or recover (blue)",
+    "stream": "Earlier tasks, before and after the unlabelled stream",
+}
+
+
+def write_report(results: Sequence[Result], folder: Path, title: str) -> list[Row]:
+    """`report.md`, `report.html`, and each figure as PNG and SVG."""
+    try:
+        import jinja2
+        import matplotlib.pyplot as plt
+
+        from dosapp.report import figures
+    except ImportError as error:
+        raise BadInput(
+            f"a report with pictures needs {error.name}; pip install 'dosapp[report]'"
+        ) from error
+    table = rows(results)
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = []
+    for name, figure in figures.figures(table).items():
+        figures.write(figure, folder, name)
+        pictures.append((CAPTIONS[name], figures.inline_svg(figure)))
+        plt.close(figure)
+    first = results[0]
+    sessions = max(len(result.R) for result in results)
+    intro = (
+        f"{first.stream['name']}: {sum(len(t['classes']) for t in first.tasks)} classes in "
+        f"{sessions} sessions; after each, a stream without labels of everything seen so far."
+    )
+    provenance = (
+        f"backbone {first.backbone['name']} ({first.backbone['fingerprint']}), "
+        f"dosapp {first.libraries['dosapp']}, torch {first.libraries['torch']}, {first.machine}"
+    )
+    page = jinja2.Template((Path(__file__).parent / "page.html.j2").read_text(), autoescape=True)
+    html = page.render(
+        title=title,
+        intro=intro,
+        rows=table,
+        columns=COLUMNS,
+        pictures=pictures,
+        footnote=footnote(),
+        provenance=provenance,
+    )
+    write_bytes(folder / "report.html", html.encode())
+    write_bytes(folder / "report.md", f"# {title}\n\n{markdown(table)}\n{footnote()}\n".encode())
+    return table

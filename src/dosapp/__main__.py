@@ -1,0 +1,3 @@
+from dosapp.cli import main
+
+main()

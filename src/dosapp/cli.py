@@ -1,0 +1,420 @@
+"""The commands. Parsing and printing only; everything heavy is imported when it is needed."""
+
+import inspect
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+
+from dosapp.errors import BadInput, unknown
+from dosapp.settings import LearnerSettings, RunSettings, parsed
+
+if TYPE_CHECKING:
+    from dosapp.grid import Outcome
+    from dosapp.result import Result
+    from dosapp.run import Watch
+
+app = typer.Typer(
+    help="Dual-phase continual learning for CLIP: learn with labels, keep with the stream.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+out, err = Console(), Console(stderr=True)
+
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object for machines")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="a setting of the method, name=value; repeatable")
+]
+Config = Annotated[Path | None, typer.Argument(help="a YAML file of settings; flags win over it")]
+
+
+def with_settings(
+    model: type[LearnerSettings],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Turn the fields of a settings model into flags, so that each is described in one place."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [
+            p
+            for p in inspect.signature(command, eval_str=True).parameters.values()
+            if p.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        flags = []
+        for name, field in model.model_fields.items():
+            if name == "options":
+                continue
+            kind = field.annotation
+            default = "" if field.default is None else f" [{field.default}]"
+            if kind is bool:
+                default = f" [{'yes' if field.default else 'no'}]"
+            option = typer.Option(help=f"{field.description}{default}", show_default=False)
+            flags.append(
+                inspect.Parameter(
+                    name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=None,
+                    annotation=Annotated[kind | None, option],  # type: ignore[operator]
+                )
+            )
+
+        def wrapped(**values: Any) -> None:
+            names = {flag.name for flag in flags}
+            given = {k: v for k, v in values.items() if k in names and v is not None}
+            rest = {k: v for k, v in values.items() if k not in names}
+            command(**rest, flags=given)
+
+        kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own if p.name != "flags"]
+        wrapped.__signature__ = inspect.Signature([*kept, *flags])  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in [*kept, *flags]}
+        wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+        return wrapped
+
+    return decorate
+
+
+# Watching
+
+
+@contextmanager
+def progress(title: str) -> Iterator["Watch"]:
+    """A bar with the time left on a terminal, plain lines otherwise."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from dosapp.run import Watch
+
+    if not err.is_terminal:
+
+        class Lines(Watch):
+            sessions = 0
+
+            def begin(self, label: str, sessions: int) -> None:
+                self.sessions = sessions
+                err.print(f"{label}: {sessions} sessions", highlight=False)
+
+            def measured(self, session: int, row: list[float]) -> None:
+                mean = sum(row) / len(row)
+                err.print(
+                    f"  session {session + 1}/{self.sessions}: {mean:.1f} % on {len(row)} task(s)",
+                    highlight=False,
+                )
+
+        yield Lines()
+        return
+    bar = Progress(
+        TextColumn("{task.description:<22}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=err,
+    )
+    with bar:
+        task = bar.add_task(title, total=1.0, note="")
+
+        class Bar(Watch):
+            sessions = 1
+
+            def begin(self, label: str, sessions: int) -> None:
+                self.sessions = sessions
+                bar.update(task, description=label)
+
+            def lesson(self, session: int, step: int, of: int, loss: float) -> None:
+                self.at(session, 0.6 * step / of, f"session {session + 1}, loss {loss:.2f}")
+
+            def stream(self, session: int, step: int, of: int) -> None:
+                self.at(session, 0.6 + 0.4 * step / of, f"session {session + 1}, stream")
+
+            def at(self, session: int, share: float, note: str) -> None:
+                bar.update(task, completed=(session + share) / self.sessions, note=note)
+
+            def measured(self, session: int, row: list[float]) -> None:
+                self.at(session, 1.0, f"{sum(row) / len(row):.1f} % on {len(row)} task(s)")
+
+        yield Bar()
+
+
+def show(results: "list[Result]", as_json: bool) -> None:
+    from dosapp.report.tables import COLUMNS, rows
+
+    if as_json:
+        print(json.dumps([r.model_dump(mode="json") for r in results]))
+        return
+    table = Table(box=None, header_style="bold")
+    table.add_column("method")
+    for name in COLUMNS.values():
+        table.add_column(name, justify="right")
+    for row in rows(results):
+        table.add_row(row.label, *(row.text(metric) for metric in COLUMNS))
+    out.print(table)
+
+
+# Commands
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option("--out", help="where runs and report go")] = Path("demo"),
+    seed: int = 0,
+    as_json: Json = False,
+) -> None:
+    """Six methods on five small tasks, side by side, with pictures. About three minutes."""
+    from contextlib import ExitStack
+
+    from dosapp.demo import demo as play
+
+    with ExitStack() as stack:
+
+        def watch(settings: RunSettings) -> "Watch":
+            stack.close()
+            return stack.enter_context(progress(settings.method))
+
+        _, results = play(folder, seed, watch)
+    show(results, as_json)
+    if not as_json:
+        out.print(f"\nwrote [bold]{folder}/report.html[/bold] and its figures as PNG and SVG")
+
+
+@app.command()
+@with_settings(RunSettings)
+def run(
+    flags: dict[str, Any],
+    config: Config = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="run folder; none: runs/HASH, computed once")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="go on with the run in --out, or start it")] = False,
+    options: SetOption = None,
+    as_json: Json = False,
+) -> None:
+    """One experiment: a learner, a stream, a matrix of accuracies."""
+    from dosapp.run import run as compute
+    from dosapp.run import settings_from
+    from dosapp.store import Store
+
+    settings = settings_from(config, {**flags, "options": parsed(options or [])})
+    place, again = (folder, resume) if folder else (Store(Path("runs")).place(settings), True)
+    with progress(settings.method) as watch:
+        result = compute(settings, place, resume=again, watch=watch)
+    show([result], as_json)
+    if not as_json:
+        out.print(f"wrote {place}/result.json", highlight=False)
+
+
+@app.command()
+def grid(
+    file: Annotated[Path, typer.Argument(help="YAML: settings, where lists multiply; runs; seeds")],
+    folder: Annotated[Path, typer.Option("--out", help="the result store")] = Path("runs"),
+    seeds: Annotated[str | None, typer.Option(help="0-4 or 0,2,5")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
+    keep: Annotated[bool, typer.Option(help="keep each run's learner, not only results")] = False,
+    dry_run: Annotated[bool, typer.Option(help="print what would run")] = False,
+    as_json: Json = False,
+) -> None:
+    """Every run a file describes, each computed once, resumable."""
+    from dosapp.grid import grid as compute
+    from dosapp.grid import plan
+    from dosapp.run import label
+
+    planned = plan(file, seeds)
+    if dry_run:
+        for one in planned:
+            print(f"{label(one)}, {one.data}, seed {one.seed}")
+        return
+    count = 0
+
+    def watch(outcome: "Outcome") -> None:
+        nonlocal count
+        count += 1
+        found = outcome.result
+        said = outcome.error
+        if found:
+            F = found.metrics["forgetting"]
+            said = f"Acc {found.metrics['accuracy']:.1f}" + ("" if F is None else f"  F {F:.1f}")
+        name = f"{label(outcome.settings)}, seed {outcome.settings.seed}"
+        err.print(f"{count}/{len(planned)} {name}: {said}", highlight=False)
+
+    outcomes = compute(planned, folder, jobs=jobs, keep=keep, watch=watch)
+    places = {one.model_dump_json(): n for n, one in enumerate(planned)}
+    ordered = sorted(outcomes, key=lambda o: places[o.settings.model_dump_json()])
+    show([o.result for o in ordered if o.result], as_json)
+    failed = [o for o in outcomes if o.result is None]
+    if failed:
+        raise BadInput(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
+
+
+@app.command()
+@with_settings(RunSettings)
+def tune(
+    flags: dict[str, Any],
+    methods: Annotated[str, typer.Option(help="comma-separated")] = "flyp,spu,dosapp,joint",
+    rates: Annotated[
+        str | None, typer.Option(help="learning rates to try, comma-separated")
+    ] = None,
+    tries: Annotated[int, typer.Option(min=1, help="seeds per rate")] = 3,
+    file: Annotated[Path, typer.Option("--out", help="YAML to write")] = Path("rates.yaml"),
+    options: SetOption = None,
+) -> None:
+    """Choose learning rates on the first task's training images, and nothing else."""
+    import yaml
+
+    from dosapp.run import settings_from
+    from dosapp.storage import write_bytes
+    from dosapp.tune import RATES
+    from dosapp.tune import tune as choose
+
+    wanted = [float(r) for r in rates.split(",")] if rates else RATES
+    found: dict[str, Any] = {"rates": {}, "seen": {}}
+    for method in methods.split(","):
+        settings = settings_from(
+            None, {**flags, "method": method, "options": parsed(options or [])}
+        )
+        with err.status(f"tuning {method}") as status:
+
+            def watch(method: str, lr: float, seed: int, status: Status = status) -> None:
+                status.update(f"tuning {method}: {lr:g}, seed {seed}")
+
+            tuned = choose(settings, rates=wanted, seeds=tries, watch=watch)
+        found["rates"][method] = tuned.lr
+        found["seen"][method] = tuned.seen()
+        out.print(f"{method}: {tuned.lr:g}   {tuned.seen()['accuracy']}", highlight=False)
+    text = yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
+    write_bytes(file, f"# {' '.join(['dosapp', *sys.argv[1:]])}\n{text}".encode())
+    out.print(f"wrote {file}", highlight=False)
+
+
+@app.command()
+def pretrain(
+    folder: Annotated[Path, typer.Option("--out", help="where the model goes")] = Path("tiny"),
+    steps: Annotated[int, typer.Option(min=1)] = 3400,
+    seed: int = 0,
+) -> None:
+    """Train the embedded tiny CLIP again, from nothing. About twenty minutes on two cores."""
+    from rich.progress import track
+
+    from dosapp.pretrain import pretrain as train
+
+    if folder.exists() and any(folder.iterdir()):
+        raise BadInput(f"'{folder}' is not empty; choose another --out")
+    ticks = iter(track(range(steps), "pretraining", console=err))
+
+    def watch(step: int, loss: float) -> None:
+        next(ticks, None)
+        if step % 200 == 0 and not err.is_terminal:
+            err.print(f"step {step}/{steps}: loss {loss:.3f}", highlight=False)
+
+    train(folder, steps=steps, seed=seed, watch=watch)
+    out.print(f"wrote {folder}; use it with --backbone {folder}", highlight=False)
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="one method, with all its settings")] = None,
+    as_json: Json = False,
+) -> None:
+    """What can learn, and what can adapt."""
+    from dosapp.methods import METHODS, settings_of
+
+    if name is not None and name not in METHODS:
+        raise unknown("method", name, METHODS, "dosapp methods")
+    chosen = {n: kind for n, kind in METHODS.items() if name in (None, n)}
+    facts: dict[str, dict[str, Any]] = {
+        n: {
+            "idea": kind.idea,
+            "reference": kind.reference,
+            "phase": kind.phase,
+            "stores_data": kind.stores_data,
+            "settings": settings_of(kind()),
+        }
+        for n, kind in chosen.items()
+    }
+    if as_json:
+        print(json.dumps(facts, indent=1))
+        return
+    if name is not None:
+        fact = facts[name]
+        out.print(f"[bold]{name}[/bold]: {fact['idea']}", highlight=False)
+        out.print(f"{fact['reference']}; phase: {fact['phase']}", highlight=False)
+        for key, value in fact["settings"].items():
+            out.print(f"  --set {key.rpartition('.')[2]}={value}    ({key})", highlight=False)
+        return
+    table = Table(box=None, header_style="bold")
+    for column in ("method", "labels", "idea", "reference"):
+        table.add_column(column, no_wrap=column in ("method", "labels"))
+    words = {"labelled": "with", "unlabelled": "without", "both": "both", "none": "none"}
+    for n, fact in facts.items():
+        table.add_row(n, words[fact["phase"]], fact["idea"], fact["reference"])
+    out.print(table)
+    out.print("\nany learner adapts with any adapter: --method spu --adapt self-training")
+
+
+@app.command()
+def datasets(as_json: Json = False) -> None:
+    """What can be learned from."""
+    from dosapp.data import DOMAINS
+
+    facts = {d.name: {"classes": d.benchmark, "idea": d.idea} for d in DOMAINS.values()}
+    if as_json:
+        print(json.dumps(facts, indent=1))
+        return
+    for name, fact in facts.items():
+        out.print(f"[bold]{name}[/bold]  {fact['classes']} classes: {fact['idea']}")
+    out.print("[bold]PATH[/bold]    a folder of class folders, or a CSV of path,label[,split]")
+    out.print("[bold]a+b[/bold]     one after the other, for example shapes+signs")
+
+
+@app.command()
+def backbones(as_json: Json = False) -> None:
+    """What can be taught."""
+    from dosapp.backbones.clip import KNOWN
+
+    facts = {"tiny": "embedded: 32 px, 1.2 M weights, pretrained on generated pictures"}
+    facts |= {name: f"{hub} from the hub, or its cache" for name, hub in KNOWN.items()}
+    if as_json:
+        print(json.dumps(facts, indent=1))
+        return
+    for name, fact in facts.items():
+        out.print(f"[bold]{name}[/bold]  {fact}", highlight=False)
+    out.print("[bold]FOLDER[/bold] or [bold]org/name[/bold]  any CLIPModel with its processor")
+
+
+@app.command()
+def report(
+    places: Annotated[list[Path], typer.Argument(help="run folders, or folders of runs")],
+    folder: Annotated[Path, typer.Option("--out", help="where to write")] = Path("report"),
+    title: str = "DoSAPP: a comparison",
+) -> None:
+    """Results → report.md, report.html and figures."""
+    from dosapp.report import write_report
+    from dosapp.store import results
+
+    found = results(places)
+    write_report(found, folder, title)
+    show(found, as_json=False)
+    out.print(f"wrote {folder}/report.html and report.md", highlight=False)
+
+
+def main() -> None:
+    """The one place where a user's mistake becomes a sentence and exit code 2."""
+    warnings.showwarning = lambda message, *_: err.print(f"note: {message}", highlight=False)
+    try:
+        app()
+    except BadInput as error:
+        err.print(f"dosapp: {error}", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        err.print("stopped; --resume goes on from the last checkpoint")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Many runs from one file: lists multiply, the store knows what is done, processes share the rest.
+
+data: shapes
+tasks: 10
+runs:
+  - method: [flyp, spu]
+  - {method: dosapp, stream: [true, false]}
+seeds: 0-4
+"""
+
+import itertools
+import shutil
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from dosapp.errors import BadInput
+from dosapp.result import Result
+from dosapp.settings import RunSettings, read_yaml
+from dosapp.storage import write_bytes
+from dosapp.store import Store
+
+
+@dataclass(frozen=True)
+class Outcome:
+    settings: RunSettings
+    result: Result | None
+    error: str = ""
+
+
+def plan(path: Path, seeds: str | None = None) -> list[RunSettings]:
+    """Every run a grid file asks for, each once."""
+    values = read_yaml(path)
+    runs = values.pop("runs", [{}])
+    seeds = seeds or values.pop("seeds", None)
+    values.pop("seeds", None)
+    numbers = {"seed": seed_list(str(seeds))} if seeds is not None else {}
+    if not isinstance(runs, list) or not all(isinstance(run, dict) for run in runs):
+        raise BadInput(f"'runs' in '{path}' must be a list of settings; see dosapp grid --help")
+    planned = [
+        RunSettings.checked(one, f"'{path}'")
+        for run in runs
+        for one in product({**values, **run, **numbers})
+    ]
+    return list({one.model_dump_json(): one for one in planned}.values())
+
+
+def product(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Lists become one choice each; `options` may hold lists too."""
+    options = list(product(values["options"])) if values.get("options") else None
+    choices = {k: v if isinstance(v, list) else [v] for k, v in values.items() if k != "options"}
+    if options:
+        choices["options"] = options
+    for chosen in itertools.product(*choices.values()):
+        yield dict(zip(choices, chosen, strict=True))
+
+
+def seed_list(text: str) -> list[int]:
+    """`0-4` or `0,2,5`."""
+    try:
+        first, dash, last = text.partition("-")
+        if dash:
+            return list(range(int(first), int(last) + 1))
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise BadInput(f"seeds are '{text}'; write 0-4 or 0,2,5") from error
+
+
+def grid(
+    planned: list[RunSettings],
+    folder: Path,
+    *,
+    jobs: int = 1,
+    keep: bool = False,
+    watch: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Compute what is missing. A failed run keeps its log and does not stop the others."""
+    done: list[Outcome] = []
+    if jobs == 1:
+        for one in planned:
+            done.append(compute(one, folder, keep))
+            watch(done[-1])
+        return done
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_one_thread)
+    with pool:
+        futures = [pool.submit(compute, one, folder, keep) for one in planned]
+        for future in as_completed(futures):
+            done.append(future.result())
+            watch(done[-1])
+    return done
+
+
+def compute(settings: RunSettings, folder: Path, keep: bool) -> Outcome:
+    """One run in the store; its learner is dropped when the result is there, unless kept."""
+    place: Path | None = None
+    try:
+        store = Store(folder)
+        place = store.place(settings)
+        result = store.get(settings)
+        if not keep:
+            shutil.rmtree(place / "learner", ignore_errors=True)
+        return Outcome(settings, result)
+    except BadInput as error:
+        return Outcome(settings, None, str(error))
+    except Exception as error:
+        if place is not None:
+            write_bytes(place / "error.log", traceback.format_exc().encode())
+        return Outcome(settings, None, f"{type(error).__name__}: {error} (log: {place}/error.log)")
+
+
+def _one_thread() -> None:
+    """Processes share the cores; threads inside each would only get in each other's way."""
+    import torch
+
+    torch.set_num_threads(1)

@@ -1,0 +1,130 @@
+"""Results → pictures, in colours that survive print and colour blindness."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+
+from dosapp.report.tables import Row
+
+# Okabe and Ito's palette; the last grey is for floors and ceilings.
+PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6b6b6b"]
+STYLE = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "svg.hashsalt": "dosapp",
+}
+
+
+def curves(rows: Sequence[Row]) -> Figure:
+    """Mean accuracy over the tasks seen so far, after every session, with a band over seeds."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
+        for n, row in enumerate(rows):
+            lines = np.array([np.nanmean(r.matrix, axis=1) for r in row.results])
+            colour = PALETTE[n % len(PALETTE)]
+            if lines.shape[1] == 1:  # joint training: one session, drawn as a level
+                axes.axhline(lines.mean(), color=colour, ls=":", label=row.label)
+                continue
+            x, mean = np.arange(1, lines.shape[1] + 1), lines.mean(axis=0)
+            axes.plot(x, mean, "o-", ms=4, color=colour, label=row.label)
+            if len(lines) > 1:
+                spread = lines.std(axis=0, ddof=1)
+                axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, lw=0)
+        axes.set(xlabel="session", ylabel="accuracy on the tasks seen so far, %")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+def forgetting_maps(rows: Sequence[Row]) -> Figure:
+    """F[t, i] = R[i, i] - R[t, i], mean over seeds; blue is forgotten less than nothing."""
+    rows = [row for row in rows if len(row.results[0].R) > 1]
+    across = min(3, len(rows))
+    down = -(-len(rows) // across)
+    with plt.rc_context(STYLE | {"axes.grid": False}):
+        figure, grid = plt.subplots(
+            down, across, figsize=(3.1 * across, 2.9 * down), layout="constrained", squeeze=False
+        )
+        maps = [
+            np.nanmean(
+                [np.array(r.forgetting_matrix, dtype=float)[1:, :-1] for r in row.results], 0
+            )
+            if len(row.results) > 1
+            else np.array(row.results[0].forgetting_matrix, dtype=float)[1:, :-1]
+            for row in rows
+        ]
+        limit = max(float(np.nanmax(np.abs(values))) for values in maps)
+        for axes in grid.flat[len(rows) :]:
+            axes.set_axis_off()
+        for axes, row, values in zip(grid.flat, rows, maps, strict=False):
+            picture = axes.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit)
+            size = len(values)
+            axes.set(title=row.label, xlabel="task", ylabel="after session")
+            step = max(1, size // 5)
+            axes.set_xticks(range(0, size, step), range(1, size + 1, step))
+            axes.set_yticks(range(0, size, step), range(2, size + 2, step))
+            for boundary in row.results[0].stream["boundaries"]:
+                axes.axvline(boundary - 0.5, color="black", lw=1)
+                axes.axhline(boundary - 1.5, color="black", lw=1)
+        figure.colorbar(picture, ax=list(grid.flat), label="forgotten, points", shrink=0.8)
+    return figure
+
+
+def before_after(rows: Sequence[Row]) -> Figure | None:
+    """What the unlabelled stream did to the tasks before the current one."""
+    rows = [
+        row
+        for row in rows
+        if row.results[0].previous_tasks["before"] != row.results[0].previous_tasks["after"]
+    ]
+    if not rows:
+        return None
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
+        for n, row in enumerate(rows):
+            for when, style in (("before", "--"), ("after", "-")):
+                lines = np.array([r.previous_tasks[when] for r in row.results], dtype=float)
+                x = np.arange(1, lines.shape[1] + 1)
+                axes.plot(
+                    x, lines.mean(axis=0), style, color=PALETTE[n], label=f"{row.label}, {when}"
+                )
+        axes.set(xlabel="session", ylabel="accuracy on earlier tasks, %")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Figure]:
+    drawn = {"accuracy": curves(rows)}
+    if any(len(row.results[0].R) > 1 for row in rows):
+        drawn["forgetting"] = forgetting_maps(rows)
+    effect = before_after(rows)
+    if effect is not None:
+        drawn["stream"] = effect
+    return drawn
+
+
+def write(figure: Figure, folder: Path, name: str) -> None:
+    for suffix in ("png", "svg"):
+        figure.savefig(
+            folder / f"{name}.{suffix}",
+            dpi=150,
+            metadata={"Date": None} if suffix == "svg" else None,
+        )
+
+
+def inline_svg(figure: Figure) -> str:
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()[text.getvalue().index("<svg") :]

@@ -1,0 +1,98 @@
+"""First-task tuning: choose a learning rate from the first task's lessons and nothing else.
+
+80 % of task 1's training images teach, the other 20 % score. D^u, D^e and later tasks are never
+opened. Only the rate is chosen: nothing about forgetting can be identified on one task. Of the
+rates within one standard error of the best, the smallest wins.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dosapp.backbones.clip import load as load_backbone
+from dosapp.core.chance import chance
+from dosapp.errors import BadInput
+from dosapp.learner import Learner
+from dosapp.run import open_stream
+from dosapp.settings import RunSettings
+from dosapp.streams import Labelled, Session
+
+RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
+
+
+@dataclass(frozen=True)
+class Tried:
+    lr: float
+    accuracy: float  # per cent, mean over seeds
+    error: float  # standard error of that mean
+
+
+@dataclass(frozen=True)
+class Tuned:
+    method: str
+    lr: float
+    tried: list[Tried]
+    images: dict[str, int]
+
+    def seen(self) -> dict[str, Any]:
+        return {
+            "images": self.images,
+            "accuracy": {f"{t.lr:g}": f"{t.accuracy:.1f} ± {t.error:.1f}" for t in self.tried},
+        }
+
+
+def tune(
+    settings: RunSettings,
+    *,
+    rates: Iterable[float] = RATES,
+    seeds: int = 3,
+    watch: Callable[[str, float, int], None] = lambda method, lr, seed: None,
+) -> Tuned:
+    tried, images = [], {"teach": 0, "score": 0}
+    for lr in rates:
+        right: list[bool] = []
+        for seed in range(seeds):
+            watch(settings.method, lr, seed)
+            teach, held = lessons(settings.model_copy(update={"seed": seed}))
+            images = {"teach": len(teach.train), "score": len(held)}
+            learner = Learner(settings.learner().model_copy(update={"lr": lr, "seed": seed}))
+            try:
+                learner.learn(teach)
+            except BadInput:  # diverged: the worst a rate can do
+                right += [False] * len(held)
+                continue
+            answers = [p.label for p in learner.predict(held.read(np.arange(len(held))), top=1)]
+            truth = [teach.classes[label] for label in held.labels]
+            right += [a == b for a, b in zip(answers, truth, strict=True)]
+        share = float(np.mean(right))
+        tried.append(Tried(lr, 100 * share, 100 * math.sqrt(share * (1 - share) / len(right))))
+    best = max(tried, key=lambda t: t.accuracy)
+    chosen = min(t.lr for t in tried if t.accuracy >= best.accuracy - best.error)
+    return Tuned(settings.method, chosen, tried, images)
+
+
+def lessons(settings: RunSettings) -> tuple[Session, Labelled]:
+    """Task 1's training images, four fifths of each class to teach and one to score."""
+    stream = open_stream(settings, load_backbone(settings.backbone))
+    first = stream.session(0)
+    teach: list[int] = []
+    score: list[int] = []
+    for label in range(len(first.classes)):
+        rows = np.flatnonzero(first.train.labels == label)
+        rows = chance("tune", settings.seed, label).permutation(rows)
+        cut = round(0.8 * len(rows))
+        if cut == len(rows):
+            raise BadInput(
+                f"class '{first.classes[label]}' has {len(rows)} training images; "
+                "tuning needs at least 3 to hold one out"
+            )
+        teach += rows[:cut].tolist()
+        score += rows[cut:].tolist()
+    empty = first.unlabelled.__class__(first.train.sources, first.train.items[:0])
+    taught = first.train.only(np.array(sorted(teach)))
+    return Session(first.classes, first.prompts, taught, empty), first.train.only(
+        np.array(sorted(score))
+    )

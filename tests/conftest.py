@@ -1,0 +1,54 @@
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from dosapp.backbones.clip import Clip, load
+from dosapp.settings import LearnerSettings, RunSettings
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the hub
+torch.set_num_threads(1)
+
+SHARED = Path(__file__).parents[2] / "shared"
+shared_only = pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared")
+
+# Small enough for a second, large enough for two sessions with three classes each.
+SMALL = {
+    "classes": 6,
+    "tasks": 2,
+    "epochs": 2,
+    "batch": 8,
+    "stream_batch": 8,
+    "train_images": 8,
+    "test_images": 8,
+    "lr": 1e-3,
+}
+
+
+@pytest.fixture(scope="session")
+def _loaded() -> Clip:
+    return load("tiny")
+
+
+@pytest.fixture
+def tiny(_loaded: Clip) -> Clip:
+    """The embedded backbone, with weights of its own."""
+    return _loaded.twin(own=list(_loaded.weights()))
+
+
+@pytest.fixture
+def small():
+    def make(**changes: object) -> RunSettings:
+        settings: RunSettings = RunSettings.checked({**SMALL, **changes})
+        return settings
+
+    return make
+
+
+@pytest.fixture
+def pupil(small):
+    def make(**changes: object) -> LearnerSettings:
+        return small(**changes).learner()
+
+    return make
