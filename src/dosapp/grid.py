@@ -46,6 +46,7 @@ def plan(path: Path, seeds: str | None = None) -> list[RunSettings]:
         for run in runs
         for one in product({**values, **run, **numbers})
     ]
+    planned.sort(key=lambda one: one.seed)  # a whole table early, then more seeds of it
     return list({one.model_dump_json(): one for one in planned}.values())
 
 

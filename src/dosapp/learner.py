@@ -275,7 +275,7 @@ class Learner:
 
     @classmethod
     def load(cls, folder: Path | str, net: Backbone | None = None) -> "Learner":
-        """The learner as it was saved: same answers and, given the same batch, the same next step."""
+        """The learner as it was saved: same answers, and from the same batch the same next step."""
         folder = Path(folder)
         if not (folder / "learner.json").exists():
             raise BadInput(f"'{folder}' holds no learner: there is no learner.json in it")
@@ -283,8 +283,8 @@ class Learner:
         learner = cls(LearnerSettings(**known["settings"]), net)
         if learner.fingerprint != known["fingerprint"]:
             raise BadInput(
-                f"'{folder}' was learned with a backbone of fingerprint {known['fingerprint']}, but "
-                f"'{learner.settings.backbone}' has {learner.fingerprint}; use the one it had"
+                f"'{folder}' was learned with a backbone of fingerprint {known['fingerprint']}, "
+                f"but '{learner.settings.backbone}' has {learner.fingerprint}; use the one it had"
             )
         learner.restore(*learner.history(folder).resume())
         return learner

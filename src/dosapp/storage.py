@@ -103,7 +103,7 @@ def read_record(path: Path) -> tuple[State, str]:
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
         state = State(tensors, json.loads(header["facts"]))
     except FileNotFoundError as error:
         raise BadInput(f"'{path}' does not exist") from error

@@ -2,7 +2,8 @@
 
 80 % of task 1's training images teach, the other 20 % score. D^u, D^e and later tasks are never
 opened. Only the rate is chosen: nothing about forgetting can be identified on one task. Of the
-rates within one standard error of the best, the smallest wins.
+rates that cannot be told apart from the best one (their difference is within its standard error),
+the smallest wins: it moves the weights least.
 """
 
 import math
@@ -28,6 +29,11 @@ class Tried:
     lr: float
     accuracy: float  # per cent, mean over seeds
     error: float  # standard error of that mean
+
+    @classmethod
+    def of(cls, lr: float, right: int, count: int) -> "Tried":
+        p = (right + 1) / (count + 2)  # one success and one failure more: all right is not certain
+        return cls(lr, 100 * right / count, 100 * math.sqrt(p * (1 - p) / count))
 
 
 @dataclass(frozen=True)
@@ -67,11 +73,13 @@ def tune(
             answers = [p.label for p in learner.predict(held.read(np.arange(len(held))), top=1)]
             truth = [teach.classes[label] for label in held.labels]
             right += [a == b for a, b in zip(answers, truth, strict=True)]
-        share = float(np.mean(right))
-        tried.append(Tried(lr, 100 * share, 100 * math.sqrt(share * (1 - share) / len(right))))
+        tried.append(Tried.of(lr, sum(right), len(right)))
+    return Tuned(settings.method, chosen(tried), tried, images)
+
+
+def chosen(tried: list[Tried]) -> float:
     best = max(tried, key=lambda t: t.accuracy)
-    chosen = min(t.lr for t in tried if t.accuracy >= best.accuracy - best.error)
-    return Tuned(settings.method, chosen, tried, images)
+    return min(t.lr for t in tried if best.accuracy - t.accuracy <= math.hypot(best.error, t.error))
 
 
 def lessons(settings: RunSettings) -> tuple[Session, Labelled]:

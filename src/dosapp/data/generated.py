@@ -1,5 +1,6 @@
 """Generated domains: compositions in three parts (pretraining, benchmark, control), drawn anew."""
 
+import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dosapp.core.chance import torch_chance
 from dosapp.data.base import Control, Dataset, Part, Prompts, Rows
 from dosapp.data.drawing import Style
 
@@ -34,7 +36,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Domain:
-    """A world of compositions; pretraining sees it in the `studio`, the benchmark in the `field`."""
+    """A world of compositions: the `studio` look pretrains, the `field` look is the benchmark."""
 
     name: str
     idea: str
@@ -74,13 +76,21 @@ class Domain:
             train=self._part(names, train, pixels, "train"),
             test=self._part(names, test, pixels, "test"),
             prompts=Prompts(),
-            control=Control(tuple(control), self._part(control, 20, pixels, "control")),
+            control=Control(tuple(control), self._part(control, 10, pixels, "control")),
         )
 
     def _part(self, names: list[str], count: int, pixels: int, split: str) -> Part:
-        seed = random.Random(f"{self.name}/{split}").getrandbits(32)
+        key = (self.name, split, count, pixels)
+        if key not in _DRAWN:
+            _DRAWN[key] = self._drawn(names, count, pixels, split)
+        return _DRAWN[key]
+
+    def _drawn(self, names: list[str], count: int, pixels: int, split: str) -> Part:
         labels = np.repeat(np.arange(len(names)), count)
-        pictures = self.draw(
-            [names[i] for i in labels], pixels, self.field, torch.Generator().manual_seed(seed)
-        )
-        return Part(Drawn(pictures, f"{self.name}-{pixels}px/{split}"), labels)
+        seed = torch_chance(self.name, split)
+        pictures = self.draw([names[i] for i in labels], pixels, self.field, seed)
+        look = hashlib.sha256(pictures.numpy().data).hexdigest()[:8]  # a new look, a new stream
+        return Part(Drawn(pictures, f"{self.name}-{pixels}px-{look}/{split}"), labels)
+
+
+_DRAWN: dict[tuple[str, str, int, int], Part] = {}  # drawing takes seconds, and never differs

@@ -61,7 +61,7 @@ def build(
             if path == name or path.endswith(f".{name}")
         ]
         if not places:
-            known = [path for kind in kinds.values() for path in settings_of(kind())]
+            known = [p.rpartition(".")[2] for kind in kinds.values() for p in settings_of(kind())]
             raise unknown("setting", name, known, f"dosapp methods {method}")
         for half, path in places:
             chosen[half][path] = value

@@ -1,0 +1,99 @@
+"""Properties every method and every pair must have. A new method gets them all for free."""
+
+import warnings
+from pathlib import Path
+
+import torch
+
+from dosapp.backbones.clip import Clip
+from dosapp.learner import Learner
+from dosapp.run import open_stream, run
+from dosapp.settings import RunSettings
+
+
+def lived(settings: RunSettings, net: Clip, sessions: int = 2) -> tuple[Learner, object]:
+    """A learner after so many sessions of learning and adapting."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        learner = Learner(settings.learner(), net.twin(own=list(net.weights())))
+    stream = open_stream(settings, net)
+    for t in range(sessions):
+        session = stream.session(t)
+        learner.learn(session)
+        for pixels in session.unlabelled.batches(settings.stream_batch):
+            learner.adapt(pixels)
+    return learner, stream
+
+
+def inputs_are_not_modified(settings: RunSettings, net: Clip) -> None:
+    learner, stream = lived(settings, net, 1)
+    pixels = stream.session(0).unlabelled.read(range(8))
+    before = pixels.clone()
+    learner.adapt(pixels)
+    learner.predict(pixels)
+    assert torch.equal(pixels, before)
+
+
+def predicting_changes_nothing(settings: RunSettings, net: Clip) -> None:
+    learner, stream = lived(settings, net, 1)
+    before, chance = learner.digest(), torch.get_rng_state()
+    learner.predict(stream.tasks[0].test.read(range(6)))
+    assert learner.digest() == before
+    assert torch.equal(torch.get_rng_state(), chance)
+
+
+def same_seed_same_matrix(settings: RunSettings, folder: Path) -> None:
+    one, two = (run(settings, folder / name) for name in "ab")
+    assert one.matrices == two.matrices
+    assert one.metrics == two.metrics
+    assert one.weights == two.weights
+
+
+def load_of_save_answers_and_learns_the_same(
+    settings: RunSettings, net: Clip, folder: Path
+) -> None:
+    learner, stream = lived(settings, net)
+    test, more = stream.tasks[0].test.read(range(6)), stream.session(1).unlabelled.read(range(8))
+    learner.save(folder)
+    again = Learner.load(folder)
+    assert again.digest() == learner.digest()
+    assert again.predict(test) == learner.predict(test)
+    for each in (learner, again):
+        each.adapt(more)
+        each.adapt(more.flip(0))
+    assert again.digest() == learner.digest()
+    learner.learn(stream.session(0))  # more lessons of known classes
+    again.learn(stream.session(0))
+    assert again.digest() == learner.digest()
+
+
+def an_empty_stream_changes_nothing(settings: RunSettings, net: Clip) -> None:
+    learner, stream = lived(settings, net, 1)
+    before = learner.digest()
+    learner.adapt(
+        stream.session(0).unlabelled.read(range(0)) if False else torch.zeros(0, 3, 32, 32)
+    )
+    learner.adapt([])
+    assert learner.digest() == before
+
+
+def odd_batches_work(settings: RunSettings, net: Clip) -> None:
+    """One image, one class, and a stream in which classes are missing."""
+    learner, stream = lived(settings, net, 1)
+    one_class = stream.session(1).unlabelled.read([0] * 5)
+    learner.adapt(one_class[:1])
+    learner.adapt(one_class)
+    single = stream.session(0)
+    learner.learn(single.__class__.of({"violet spiral": torch.zeros(3, 3, 32, 32).to(torch.uint8)}))
+    learner.adapt(one_class)
+    assert len(learner.predict(one_class)) == 5
+
+
+def weights_outside_the_candidates_stay(settings: RunSettings, net: Clip) -> None:
+    before = {n: w.detach().clone() for n, w in net.weights().items()}
+    learner, _ = lived(settings, net)
+    candidates = set(net.first_mlp())
+    for expert in learner.method.experts(learner.student).values():
+        for name, weight in expert.weights().items():
+            if name not in candidates:
+                assert torch.equal(weight, before[name]), name

@@ -1,0 +1,136 @@
+"""The adapter over transformers, held to the library's own answers."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from conftest import SHARED, shared_only
+from dosapp.backbones.clip import TINY, Clip, load, transformers
+from dosapp.core.masks import share
+from dosapp.errors import BadInput
+
+
+def test_walking_the_blocks_gives_the_librarys_features(tiny) -> None:
+    pixels = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    mean, std = (
+        torch.tensor(tiny.processing[k]).view(3, 1, 1) for k in ("image_mean", "image_std")
+    )
+    captions = ["a photo of a red plain circle.", "a star.", "one blue striped square in a photo."]
+    words = tiny.tokenizer(captions, padding="max_length", max_length=32, return_tensors="pt")
+    with torch.no_grad():
+        theirs = tiny.model(
+            input_ids=words["input_ids"],
+            attention_mask=words["attention_mask"],
+            pixel_values=(pixels - mean) / std,
+        )
+        torch.testing.assert_close(tiny.encode_image(pixels), theirs.image_embeds)
+        torch.testing.assert_close(tiny.encode_text(captions), theirs.text_embeds)
+
+
+def test_text_is_cut_to_the_longest_caption(tiny) -> None:
+    short, long = "a star.", "one blue striped square in a photo, quite far away."
+    alone = tiny.encode_text([short])
+    torch.testing.assert_close(tiny.encode_text([short, long])[0], alone[0])
+    assert tiny.tokens([short]).shape[1] < tiny.tokens([long]).shape[1] <= 32
+
+
+def test_prompts_join_the_patches(tiny) -> None:
+    pixels = torch.rand(2, 3, 32, 32)
+    plain = tiny.encode_image(pixels)
+    prompted = tiny.encode_image(pixels, prompts=torch.randn(2, 5, 128))
+    assert prompted.shape == plain.shape
+    assert not torch.allclose(prompted, plain)
+
+
+def test_vit_b_16_has_24_candidates_and_4_089_432_selected_weights() -> None:
+    library = transformers()
+    config = library.CLIPConfig(
+        text_config={"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8},
+        vision_config={"hidden_size": 768, "intermediate_size": 3072, "patch_size": 16},
+        projection_dim=512,
+    )
+    with torch.device("meta"):
+        model = library.CLIPModel(config)
+    candidates = {n: w for n, w in model.named_parameters() if n.endswith(".mlp.fc1.weight")}
+    net = Clip.__new__(Clip)
+    net.model = model
+    assert set(net.first_mlp()) == set(candidates)
+    assert len(net.first_mlp()) == 24
+    assert sum(w.numel() for w in net.first_mlp().values()) == 40_894_464
+    assert sum(share(0.1, w.numel()) for w in net.first_mlp().values()) == 4_089_432
+
+
+def test_names_never_seen_still_get_different_features(tiny) -> None:
+    features = tiny.encode_text(
+        ["a photo of a zebra.", "a photo of a tractor.", "a photo of Ωμέγα."]
+    )
+    assert (features @ features.T).fill_diagonal_(0).max() < 0.999
+
+
+def test_the_embedded_model_is_small_and_complete() -> None:
+    assert (TINY / "model.safetensors").stat().st_size <= 8 * 2**20
+    assert load("tiny").fingerprint() == load(str(TINY)).fingerprint()
+
+
+def test_pictures_are_prepared_like_the_librarys_processor(tiny) -> None:
+    data = torch.randint(0, 255, (47, 61, 3), generator=torch.Generator().manual_seed(1))
+    image = Image.fromarray(data.to(torch.uint8).numpy())
+    processor = transformers().CLIPImageProcessorPil(**tiny.processing)
+    theirs = processor(images=image, return_tensors="pt")["pixel_values"][0]
+    mean, std = (
+        torch.tensor(tiny.processing[k]).view(3, 1, 1) for k in ("image_mean", "image_std")
+    )
+    ours = (tiny.picture(image).float() / 255 - mean) / std
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_grey_and_transparent_pictures_become_rgb(tiny) -> None:
+    for mode in ("L", "RGBA", "P", "1"):
+        assert tiny.picture(Image.new(mode, (40, 50))).shape == (3, 32, 32)
+
+
+@pytest.mark.parametrize("name", ["ViT-B/16", "ViT-L-14", "no-such-org/no-such-model"])
+def test_a_model_that_is_not_there_is_one_sentence(name: str) -> None:
+    with pytest.raises(BadInput, match="could not be loaded") as error:
+        load(name)
+    assert "save_pretrained" in str(error.value)
+
+
+def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"no config\.json"):
+        load(str(tmp_path))
+
+
+def test_torn_weights_are_one_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "torn"
+    shutil.copytree(TINY, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(BadInput, match="could not be loaded"):
+        load(str(folder))
+
+
+def test_the_fingerprint_sees_weights_activation_and_preprocessing(tiny, tmp_path: Path) -> None:
+    first = tiny.fingerprint()
+    other = tiny.twin(own=list(tiny.weights()))
+    with torch.no_grad():
+        other.weights()["logit_scale"].add_(1e-6)
+    assert other.fingerprint() != first
+    folder = tmp_path / "other"
+    shutil.copytree(TINY, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["vision_config"]["hidden_act"] = "gelu"
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load(str(folder)).fingerprint() != first
+
+
+@shared_only
+def test_real_small_loads_like_any_folder() -> None:
+    net = load(str(SHARED / "backbones" / "real-small"))
+    assert net.pixels == 64
+    assert net.encode_image(torch.rand(2, 3, 64, 64)).shape[0] == 2
+    assert len(net.first_mlp()) == 9

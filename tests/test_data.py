@@ -1,0 +1,117 @@
+"""Generated domains and one's own pictures."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dosapp.data import DOMAINS, load_dataset
+from dosapp.data.base import check_class_names
+from dosapp.data.folder import own_data
+from dosapp.errors import BadInput
+
+PIXELS = 32
+
+
+def prepare(image: Image.Image) -> torch.Tensor:
+    data = np.array(image.resize((PIXELS, PIXELS)))
+    return torch.from_numpy(data).permute(2, 0, 1)
+
+
+def paint(root: Path, name: str, count: int, suffix: str = "png") -> None:
+    folder = root / name
+    folder.mkdir(parents=True)
+    for n in range(count):
+        Image.new("RGB", (20, 20), (n * 20 % 255, 80, 90)).save(folder / f"{n}.{suffix}")
+
+
+@pytest.mark.parametrize("domain", DOMAINS.values(), ids=lambda d: d.name)
+class TestGenerated:
+    def test_parts_are_disjoint(self, domain) -> None:
+        parts = [domain.pretraining_names, domain.benchmark_names, domain.control_names]
+        names = [name for part in parts for name in part]
+        assert len(names) == len(set(names))
+        assert [len(p) for p in parts] == [domain.pretraining, domain.benchmark, domain.control]
+
+    def test_every_word_of_the_benchmark_was_pretrained(self, domain) -> None:
+        words = {w for name in domain.pretraining_names for w in name.split()}
+        assert {w for name in domain.benchmark_names for w in name.split()} <= words
+
+    def test_pictures_are_the_same_every_time(self, domain) -> None:
+        one, two = (domain.dataset(PIXELS, train=1, test=2) for _ in range(2))
+        assert torch.equal(one.test.pictures.read([0, 5]), two.test.pictures.read([0, 5]))
+        assert one.train.pictures.key(3) == two.train.pictures.key(3)
+        assert not torch.equal(one.train.pictures.read([0]), one.test.pictures.read([0]))
+
+
+def test_class_folders_with_a_split(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        paint(tmp_path / split, "big_cat", 4)
+        paint(tmp_path / split, "dog", 3, "jpg")
+    data = own_data(tmp_path, prepare)
+    assert data.classes == ("big cat", "dog")
+    assert (len(data.train.labels), len(data.test.labels)) == (7, 7)
+    assert data.train.pictures.read([0, 6]).shape == (2, 3, PIXELS, PIXELS)
+
+
+def test_class_folders_without_a_split_give_a_third_to_the_test(tmp_path: Path) -> None:
+    paint(tmp_path, "cat", 9)
+    paint(tmp_path, "dog", 9)
+    data = own_data(tmp_path, prepare)
+    assert (len(data.train.labels), len(data.test.labels)) == (12, 6)
+
+
+def test_csv(tmp_path: Path) -> None:
+    paint(tmp_path, "pictures", 8)
+    rows = ["path,label,split"]
+    rows += [f"pictures/{n}.png,{'ab'[n % 2]},{'train' if n < 4 else 'test'}" for n in range(8)]
+    file = tmp_path / "list.csv"
+    file.write_text("\n".join(rows))
+    data = own_data(file, prepare)
+    assert data.classes == ("a", "b")
+    assert data.train.labels.tolist() == [0, 1, 0, 1]
+    assert data.train.pictures.key(0).startswith("pictures/0.png:")
+
+
+class TestBadData:
+    def test_nothing_there(self, tmp_path: Path) -> None:
+        with pytest.raises(BadInput, match="does not exist"):
+            own_data(tmp_path / "nowhere", prepare)
+
+    def test_no_classes(self, tmp_path: Path) -> None:
+        with pytest.raises(BadInput, match="no class folders with images"):
+            own_data(tmp_path, prepare)
+
+    def test_truncated_image(self, tmp_path: Path) -> None:
+        paint(tmp_path, "cat", 4)
+        broken = tmp_path / "cat" / "2.png"
+        broken.write_bytes(broken.read_bytes()[:40])
+        data = own_data(tmp_path, prepare)
+        part = next(p for p in (data.train, data.test) if broken in p.pictures.paths)
+        with pytest.raises(BadInput, match=r"2\.png' cannot be read"):
+            part.pictures.read(range(len(part.labels)))
+
+    def test_a_class_in_only_one_split(self, tmp_path: Path) -> None:
+        paint(tmp_path / "train", "cat", 2)
+        paint(tmp_path / "train", "dog", 2)
+        paint(tmp_path / "test", "cat", 2)
+        with pytest.raises(BadInput, match=r"'dog'.*only one of train and test"):
+            own_data(tmp_path, prepare)
+
+    def test_csv_without_columns(self, tmp_path: Path) -> None:
+        file = tmp_path / "list.csv"
+        file.write_text("file,class\na.png,b\n")
+        with pytest.raises(BadInput, match="columns path and label"):
+            own_data(file, prepare)
+
+    def test_class_names(self) -> None:
+        with pytest.raises(BadInput, match="'cat' twice"):
+            check_class_names(["cat", "dog", "cat"], "pets")
+        with pytest.raises(BadInput, match="empty class name"):
+            check_class_names(["cat", " "], "pets")
+
+    def test_unknown_dataset_suggests_the_nearest(self, tiny) -> None:
+        with pytest.raises(BadInput, match="did you mean 'shapes'"):
+            load_dataset("shaps", tiny)

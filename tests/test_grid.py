@@ -1,0 +1,102 @@
+"""Many runs, each once; and the rate that the first task can tell."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from conftest import SMALL
+from dosapp.data import base
+from dosapp.errors import BadInput
+from dosapp.grid import grid, plan, seed_list
+from dosapp.settings import RunSettings
+from dosapp.tune import Tried, chosen, lessons, tune
+
+
+def write(path: Path, **values: object) -> Path:
+    path.write_text(yaml.safe_dump({**SMALL, **values}))
+    return path
+
+
+def test_lists_multiply_and_runs_add(tmp_path) -> None:
+    file = write(
+        tmp_path / "g.yaml",
+        runs=[
+            {"method": ["flyp", "spu"]},
+            {"method": "dosapp", "stream": [True, False]},
+            {"method": "dosapp", "options": {"sparsity": [0.1, 0.3], "gamma": 0.5}},
+        ],
+    )
+    planned = plan(file, "0-1")
+    assert len(planned) == 2 * (2 + 2 + 2)
+    assert [one.seed for one in planned] == [0] * 6 + [1] * 6
+    assert {one.options.get("sparsity") for one in planned} == {None, 0.1, 0.3}
+
+
+def test_seeds() -> None:
+    assert seed_list("0-4") == [0, 1, 2, 3, 4]
+    assert seed_list("0,2,5") == [0, 2, 5]
+    with pytest.raises(BadInput, match="seeds are 'x'"):
+        seed_list("x")
+
+
+def test_a_failed_run_does_not_stop_the_others(tmp_path, small) -> None:
+    planned = [small(data="shaps"), small(method="zero-shot")]
+    outcomes = grid(planned, tmp_path / "store")
+    assert "did you mean 'shapes'" in outcomes[0].error
+    assert outcomes[1].result is not None
+    assert not list(tmp_path.rglob("learner"))  # results are kept, learners are not
+
+
+def test_processes_give_the_same_results(tmp_path, small) -> None:
+    planned = [small(method="zero-shot"), small(method="spu")]
+    alone = {o.settings.method: o.result for o in grid(planned, tmp_path / "a")}
+    together = {o.settings.method: o.result for o in grid(planned, tmp_path / "b", jobs=2)}
+    for method, result in alone.items():
+        assert together[method].weights == result.weights
+
+
+def test_unknown_keys_are_errors(tmp_path) -> None:
+    with pytest.raises(BadInput, match="did you mean 'epochs'"):
+        plan(write(tmp_path / "g.yaml", epoch=3))
+
+
+class TestTuning:
+    def test_the_smallest_rate_that_cannot_be_told_from_the_best(self) -> None:
+        tried = [Tried.of(1e-5, 150, 240), Tried.of(1e-4, 237, 240), Tried.of(1e-3, 238, 240)]
+        assert chosen(tried) == 1e-4
+
+    def test_scores_only_held_out_training_images_of_task_1(self, small) -> None:
+        teach, held = lessons(small(train_images=10))
+        assert len(teach.classes) == 3
+        assert (len(teach.train), len(held)) == (24, 6)
+        assert not set(teach.train.keys()) & set(held.keys())
+        assert all("/train/" in key for key in [*teach.train.keys(), *held.keys()])
+        assert len(teach.unlabelled) == 0
+
+    def test_never_opens_the_test_set(self, small, monkeypatch) -> None:
+        """A test picture that is read makes the test fail."""
+        read = base.Part.__post_init__
+
+        def guarded(part: base.Part) -> None:
+            read(part)
+            if "/test" in part.pictures.title:
+                object.__setattr__(part.pictures, "pixels", None)
+
+        from dosapp.data import generated
+
+        monkeypatch.setattr(generated, "_DRAWN", {})
+        monkeypatch.setattr(base.Part, "__post_init__", guarded)
+        monkeypatch.setattr(
+            generated.Drawn,
+            "__len__",
+            lambda self: 10**6 if self.pixels is None else len(self.pixels),
+        )
+        found = tune(small(method="spu", train_images=10), rates=[1e-4, 1e-3], seeds=1)
+        assert found.lr in (1e-4, 1e-3)
+        assert found.images == {"teach": 24, "score": 6}
+
+    def test_shipped_rates_are_used_for_the_tiny_backbone_only(self) -> None:
+        assert RunSettings(method="spu").rate > 1e-5
+        assert RunSettings(method="spu", lr=0.5).rate == 0.5
+        assert RunSettings(method="spu", backbone="ViT-B-16").rate == 7.5e-6

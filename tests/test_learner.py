@@ -1,0 +1,219 @@
+"""Four verbs."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+
+from dosapp.errors import BadInput
+from dosapp.learner import Learner
+from dosapp.run import open_stream
+from dosapp.storage import Damaged
+from dosapp.streams import Session
+
+
+@pytest.fixture
+def taught(small, tiny):
+    settings = small()
+    learner = Learner(settings.learner(), tiny)
+    stream = open_stream(settings, tiny)
+    learner.learn(stream.session(0))
+    return learner, stream
+
+
+def test_learning_helps(small, tiny) -> None:
+    settings = small(classes=30, tasks=1, epochs=4, batch=32, train_images=10, test_images=10)
+    stream = open_stream(settings, tiny)
+    test = stream.tasks[0].test
+    pixels, truth = test.read(range(len(test))), [stream.classes[i] for i in test.labels]
+
+    def right(learner: Learner) -> float:
+        answers = [p.label for p in learner.predict(pixels)]
+        return sum(a == b for a, b in zip(answers, truth, strict=True)) / len(truth)
+
+    before = Learner(small(method="zero-shot").learner(), tiny.twin(own=list(tiny.weights())))
+    before.learn(stream.session(0))
+    after = Learner(settings.learner(), tiny)
+    after.learn(stream.session(0))
+    assert right(after) > right(before)
+
+
+def test_predictions_have_scores_and_a_top(taught) -> None:
+    learner, stream = taught
+    answers = learner.predict(stream.tasks[0].test.read([0, 1]), top=2)
+    assert len(answers) == 2
+    assert all(a.label in learner.classes and len(a.top) == 2 for a in answers)
+    assert all(0 <= a.score <= 1 and a.top[0] == (a.label, a.score) for a in answers)
+
+
+def test_takes_pictures_tensors_and_nothing(taught) -> None:
+    learner, _ = taught
+    pictures = [Image.new("RGB", (50, 40), "red"), Image.new("L", (32, 32))]
+    assert len(learner.predict(pictures)) == 2
+    assert len(learner.predict(torch.zeros(3, 3, 32, 32, dtype=torch.uint8))) == 3
+    assert learner.predict([]) == []
+    with pytest.raises(BadInput, match=r"shape \[3, 3, 8, 8\]; give \[B, 3, 32, 32\]"):
+        learner.predict(torch.zeros(3, 3, 8, 8))
+
+
+def test_a_stranger_learner_says_so(pupil, tiny) -> None:
+    with pytest.raises(BadInput, match="knows no classes yet"):
+        Learner(pupil(), tiny).predict(torch.zeros(1, 3, 32, 32))
+
+
+def test_adapting_before_learning_does_nothing(pupil, tiny) -> None:
+    learner = Learner(pupil(), tiny)
+    before = learner.digest()
+    assert learner.adapt(torch.rand(4, 3, 32, 32)) is None
+    assert learner.digest() == before
+
+
+def test_a_batch_of_one_adapts_nothing_bit_for_bit(taught) -> None:
+    learner, stream = taught
+    learner.adapt(stream.session(0).unlabelled.read(range(8)))
+    before = learner.digest()
+    guess = learner.adapt(stream.session(0).unlabelled.read([0]))
+    assert len(guess.labels) == 1
+    assert learner.digest() == before
+
+
+def test_new_classes_and_more_of_known_ones(taught) -> None:
+    learner, stream = taught
+    known = learner.classes
+    pixels = (stream.tasks[0].test.read(range(6)) * 255).to(torch.uint8)
+    learner.learn(Session.of({known[0]: pixels[:3], "violet spiral": pixels[3:]}))
+    assert learner.classes == [*known, "violet spiral"]
+
+
+def test_fewer_lessons_than_a_batch_use_the_smaller_batch(pupil, tiny) -> None:
+    learner = Learner(pupil(batch=64, epochs=3), tiny)
+    lesson = Session.of(
+        {
+            "red dot": torch.zeros(2, 3, 32, 32, dtype=torch.uint8) + 9,
+            "blue dot": torch.ones(3, 3, 32, 32, dtype=torch.uint8),
+        }
+    )
+    assert [one.of for one in learner.lessons(lesson)] == [3, 3, 3]
+
+
+def test_lessons_go_on_from_any_step(small, tiny) -> None:
+    settings = small(epochs=3, memory=6)
+    stream = open_stream(settings, tiny)
+    whole = Learner(settings.learner(), tiny.twin(own=list(tiny.weights())))
+    whole.learn(stream.session(0))
+    part = Learner(settings.learner(), tiny.twin(own=list(tiny.weights())))
+    lessons = part.lessons(stream.session(0))
+    for _ in range(4):
+        next(lessons)
+    state, working = part.state(), part.working()
+    state.tensors = {k: t.clone() for k, t in state.tensors.items()}
+    rest = Learner(settings.learner(), tiny.twin(own=list(tiny.weights())))
+    rest.restore(state, working)
+    for _ in rest.lessons(stream.session(0), done=4):
+        pass
+    assert rest.digest() == whole.digest()
+
+
+def test_memory_is_balanced_over_sessions_and_said(small, tiny, tmp_path) -> None:
+    settings = small(method="flyp", memory=7)
+    learner = Learner(settings.learner(), tiny)
+    stream = open_stream(settings, tiny)
+    for t in range(2):
+        learner.learn(stream.session(t))
+    assert [len(labels) for labels in learner.memory.labels] == [3, 3]
+    assert learner.memory.labels[1].min() >= 3  # the second session's own classes
+    learner.save(tmp_path / "x")
+    assert json.loads((tmp_path / "x" / "learner.json").read_text())["stores_images"]
+    assert learner.state().facts["stored_images"] == 6
+
+
+def test_replay_doubles_the_batch_and_marks_it(small, tiny) -> None:
+    settings = small(method="flyp", memory=30)
+    learner = Learner(settings.learner(), tiny)
+    stream = open_stream(settings, tiny)
+    learner.learn(stream.session(0))
+    seen = []
+    loss = learner.method.loss
+    object.__setattr__(
+        learner.method, "loss", lambda student, batch: seen.append(batch) or loss(student, batch)
+    )
+    learner.learn(stream.session(1))
+    assert all(len(b.labels) == 16 and int(b.replayed.sum()) == 8 for b in seen)
+    assert all((b.labels[b.replayed] < 3).all() for b in seen)
+
+
+class TestFolders:
+    def test_nothing_executable_is_stored(self, taught, tmp_path) -> None:
+        taught[0].save(tmp_path / "x")
+        assert {p.suffix for p in (tmp_path / "x").rglob("*") if p.is_file()} == {
+            ".json",
+            ".safetensors",
+        }
+
+    def test_a_version_stores_only_what_changed(self, taught, tmp_path) -> None:
+        learner, _ = taught
+        learner.save(tmp_path / "x")
+        candidates = sum(w.numel() for w in learner.student.net.first_mlp().values())
+        size = (tmp_path / "x" / "versions" / "000001.safetensors").stat().st_size
+        changed = 3 * 0.1 * candidates  # student, teacher, scores
+        assert size < 1.1 * (4 * changed + 2 * candidates / 8) + 12_000  # header
+        with safe_open(tmp_path / "x" / "versions" / "000001.safetensors", "pt") as file:
+            assert not any(name.startswith("dense/") for name in file.keys())
+
+    def test_another_backbone_is_refused(self, taught, tmp_path, tiny) -> None:
+        learner, _ = taught
+        learner.save(tmp_path / "x")
+        other = tiny.twin(own=list(tiny.weights()))
+        with torch.no_grad():
+            other.weights()["logit_scale"].add_(0.5)
+        with pytest.raises(BadInput, match="backbone of fingerprint"):
+            Learner.load(tmp_path / "x", other)
+
+    def test_no_learner_there(self, tmp_path) -> None:
+        with pytest.raises(BadInput, match=r"no learner\.json"):
+            Learner.load(tmp_path)
+
+    def test_a_tampered_version_is_detected(self, taught, tmp_path) -> None:
+        learner, _ = taught
+        learner.save(tmp_path / "x")
+        file = tmp_path / "x" / "versions" / "000001.safetensors"
+        data = bytearray(file.read_bytes())
+        data[-5] ^= 1
+        file.write_bytes(data)
+        with pytest.raises(Damaged, match="checksum does not match"):
+            Learner.load(tmp_path / "x")
+
+    def test_a_torn_checkpoint_is_detected(self, taught, tmp_path) -> None:
+        learner, _ = taught
+        learner.save(tmp_path / "x")
+        file = tmp_path / "x" / "working.safetensors"
+        file.write_bytes(file.read_bytes()[:-100])
+        with pytest.raises(Damaged, match="torn"):
+            Learner.load(tmp_path / "x")
+
+    def test_versions_are_a_chain_and_any_can_be_seen_again(self, taught, tmp_path) -> None:
+        learner, stream = taught
+        states = []
+        for pixels in stream.session(0).unlabelled.batches(6):
+            learner.adapt(pixels)
+            learner.save(tmp_path / "x")
+            states.append({k: t.clone() for k, t in learner.state().tensors.items()})
+        history = learner.history(tmp_path / "x")
+        versions = history.versions()
+        assert [v.number for v in versions] == [1, 2]
+        assert versions[1].parent == versions[0].checksum
+        for number, state in enumerate(states, start=1):
+            again = history.at(number).tensors
+            assert set(again) == set(state)
+            assert all(torch.equal(again[k], state[k]) for k in state)
+
+    def test_a_version_nobody_acknowledged_is_written_again(self, taught, tmp_path) -> None:
+        learner, stream = taught
+        learner.save(tmp_path / "x")
+        shutil.copytree(tmp_path / "x", tmp_path / "y")
+        learner.adapt(stream.session(0).unlabelled.read(range(6)))
+        learner.history(tmp_path / "y").commit(learner.state(), "killed before its checkpoint")
+        assert Learner.load(tmp_path / "y").digest() == Learner.load(tmp_path / "x").digest()

@@ -1,0 +1,216 @@
+"""Every method and every pair against the shared checks, and what each one promises."""
+
+import warnings
+
+import pytest
+import torch
+
+import checks
+from dosapp.core.masks import top_fraction
+from dosapp.errors import BadInput
+from dosapp.learner import Learner
+from dosapp.methods import METHODS, build, settings_of
+from dosapp.methods.base import Method
+from dosapp.methods.dosapp import DoSAPP, Smoothing
+from dosapp.methods.flyp import FLYP
+from dosapp.methods.self_training import SelfTraining
+from dosapp.methods.spu import SPU
+from dosapp.run import open_stream
+
+ALONE = [(name, None) for name, kind in METHODS.items() if kind.phase != "unlabelled"]
+PAIRS = [
+    (name, adapter)
+    for name, _ in ALONE
+    for adapter, kind in METHODS.items()
+    if kind.phase in ("unlabelled", "both")
+]
+SPARSE = [("spu", None), ("dosapp", None), ("spu", "self-training"), ("spu", "dosapp")]
+
+
+def named(pair) -> str:
+    return "+".join(filter(None, pair))
+
+
+@pytest.mark.parametrize("pair", ALONE + PAIRS, ids=named)
+class TestEveryMethod:
+    def test_inputs_are_not_modified(self, pair, small, tiny) -> None:
+        checks.inputs_are_not_modified(small(method=pair[0], adapt=pair[1]), tiny)
+
+    def test_predicting_changes_nothing(self, pair, small, tiny) -> None:
+        checks.predicting_changes_nothing(small(method=pair[0], adapt=pair[1]), tiny)
+
+    def test_load_of_save(self, pair, small, tiny, tmp_path) -> None:
+        checks.load_of_save_answers_and_learns_the_same(
+            small(method=pair[0], adapt=pair[1], memory=6), tiny, tmp_path / "learner"
+        )
+
+    def test_an_empty_stream_changes_nothing(self, pair, small, tiny) -> None:
+        checks.an_empty_stream_changes_nothing(small(method=pair[0], adapt=pair[1]), tiny)
+
+    def test_odd_batches(self, pair, small, tiny) -> None:
+        checks.odd_batches_work(small(method=pair[0], adapt=pair[1]), tiny)
+
+    def test_same_seed_same_matrix(self, pair, small, tmp_path) -> None:
+        checks.same_seed_same_matrix(small(method=pair[0], adapt=pair[1]), tmp_path)
+
+
+@pytest.mark.parametrize("pair", SPARSE, ids=named)
+def test_sparse_methods_leave_everything_else_bit_identical(pair, small, tiny) -> None:
+    checks.weights_outside_the_candidates_stay(small(method=pair[0], adapt=pair[1]), tiny)
+
+
+def test_zero_shot_never_moves(small, tiny) -> None:
+    before = {n: w.detach().clone() for n, w in tiny.weights().items()}
+    learner, _ = checks.lived(small(method="zero-shot"), tiny)
+    after = learner.student.net.weights()
+    assert all(torch.equal(after[n], w) for n, w in before.items())
+
+
+class TestDoSAPP:
+    def lived(self, small, tiny, sessions: int = 2, **changes: object):
+        return checks.lived(small(method="dosapp", **changes), tiny, sessions)
+
+    def test_moves_exactly_ten_per_cent_of_each_candidate_in_a_session(self, small, tiny) -> None:
+        before = {n: w.detach().clone() for n, w in tiny.first_mlp().items()}
+        settings = small(method="dosapp")
+        learner = Learner(settings.learner(), tiny)
+        learner.learn(open_stream(settings, tiny).session(0))
+        for name, weight in tiny.first_mlp().items():
+            moved = int((weight != before[name]).sum())
+            limit = int(0.1 * weight.numel())
+            assert 0.9 * limit < moved <= limit
+
+    def test_the_stream_moves_the_union_cut_back_to_ten_per_cent(self, small, tiny) -> None:
+        learner, _ = self.lived(small, tiny)
+        method = learner.method
+        expected = top_fraction(method.best, 0.1)
+        for name, mask in learner.student.selection.mask.items():
+            assert torch.equal(mask, expected[name])
+            assert int(mask.sum()) == int(0.1 * mask.numel())
+
+    def test_or_the_current_mask_if_asked(self, small, tiny) -> None:
+        settings = small(method="dosapp", options={"stream_mask": "current"})
+        learner = Learner(settings.learner(), tiny)
+        stream = open_stream(settings, tiny)
+        seen = []
+        choose = learner.method.learner.choose
+
+        def remember(student, lessons):
+            seen.append(choose(student, lessons))
+            return seen[-1]
+
+        object.__setattr__(learner.method.learner, "choose", remember)
+        for t in range(2):
+            learner.learn(stream.session(t))
+        for name, mask in learner.student.selection.mask.items():
+            assert torch.equal(mask, seen[-1].mask[name])
+
+    def test_the_teacher_is_the_answer_and_shares_the_rest(self, small, tiny) -> None:
+        learner, _ = self.lived(small, tiny)
+        experts = learner.method.experts(learner.student)
+        assert list(experts) == ["teacher", "student"]
+        mine, theirs = learner.student.net.weights(), experts["teacher"].weights()
+        assert {n for n in mine if mine[n] is not theirs[n]} == set(tiny.first_mlp())
+
+    def test_momentum_one_keeps_the_teacher_at_the_start(self, small, tiny) -> None:
+        before = {n: w.detach().clone() for n, w in tiny.weights().items()}
+        options = {"gamma": 1.0, "lam": 1.0, "delta": 1.0}
+        learner, _ = self.lived(small, tiny, options=options)
+        teacher = learner.method.twins()["teacher"].weights()
+        assert all(torch.equal(teacher[n], w) for n, w in before.items())
+
+    def test_momentum_zero_makes_it_the_student_where_that_moves(self, small, tiny) -> None:
+        options = {"gamma": 0.0, "lam": 0.0, "delta": 0.5}
+        learner, _ = self.lived(small, tiny, sessions=1, options=options)
+        teacher, student = (
+            learner.method.twins()["teacher"].weights(),
+            learner.student.net.weights(),
+        )
+        for name, mask in learner.student.selection.mask.items():
+            assert torch.equal(teacher[name][mask], student[name][mask])
+
+    def test_smoothing_per_session_is_rarer_than_per_step(self, small, tiny) -> None:
+        def distance(interval: str) -> float:
+            settings = small(method="dosapp", options={"interval": interval})
+            net = tiny.twin(own=list(tiny.weights()))
+            learner = Learner(settings.learner(), net)
+            learner.learn(open_stream(settings, net).session(0))
+            mine, theirs = net.weights(), learner.method.twins()["teacher"].weights()
+            return sum(float((mine[n] - theirs[n]).detach().square().sum()) for n in mine)
+
+        assert distance("session") > 2 * distance("step")
+
+    def test_labels_come_from_seen_classes_only(self, small, tiny) -> None:
+        learner, stream = self.lived(small, tiny, sessions=1)
+        guess = learner.adapt(stream.session(1).unlabelled.read(range(12)))
+        assert guess.labels.max() < len(learner.classes) == 3
+
+    def test_all_weights_instead_of_candidates(self, small, tiny) -> None:
+        learner, _ = self.lived(small, tiny, options={"weights": "all"})
+        assert learner.student.selection.mask is None
+        assert set(learner.student.selection.names) == set(tiny.weights())
+
+    def test_follows_another_learner_with_that_learners_weights(self, small, tiny) -> None:
+        settings = small(method="flyp", adapt="dosapp")
+        learner, _ = checks.lived(settings, tiny)
+        experts = learner.method.experts(learner.student)
+        assert list(experts) == ["teacher", "student"]
+        mine, theirs = learner.student.net.weights(), experts["teacher"].weights()
+        assert all(mine[n] is not theirs[n] for n in mine)
+
+    def test_momenta_out_of_order_are_a_warning_and_equal_ones_are_not(self) -> None:
+        with pytest.warns(UserWarning, match="not γ < λ < δ"):
+            Smoothing(gamma=0.9, lam=0.5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            Smoothing(gamma=0.99, lam=0.99, delta=0.99)
+
+
+class TestRegistry:
+    def test_every_method_says_what_it_is(self) -> None:
+        for kind in METHODS.values():
+            assert kind.idea
+            assert kind.reference
+            assert kind() == kind()
+
+    def test_combinations_are_values(self) -> None:
+        pair = SPU().then(SelfTraining())
+        assert repr(pair) == repr(build("spu", "self-training"))
+        assert FLYP().then(DoSAPP()).adapts
+        assert not FLYP().adapts
+
+    def test_options_by_last_or_full_name(self) -> None:
+        assert settings_of(build("dosapp", options={"gamma": 0.5}))["smoothing.gamma"] == 0.5
+        assert (
+            settings_of(build("dosapp", options={"learner.sparsity": 0.3}))["learner.sparsity"]
+            == 0.3
+        )
+        pair = build("spu", "dosapp", {"sparsity": 0.3})
+        assert pair.labelled.sparsity == pair.unlabelled.learner.sparsity == 0.3
+
+    @pytest.mark.parametrize(
+        ("method", "adapt", "options", "says"),
+        [
+            ("doapp", None, {}, "did you mean 'dosapp'"),
+            ("spu", "flyp", {}, "cannot adapt without labels"),
+            ("self-training", None, {}, "needs a learner before it"),
+            ("dosapp", None, {"gama": 1}, "did you mean 'gamma'"),
+            ("spu", None, {"sparsity": 0}, "sparsity is 0: input should be greater than 0"),
+            ("spu", None, {"sparsity": 1.5}, "less than or equal to 1"),
+            ("dosapp", None, {"labels": "me"}, "labels is 'me'"),
+        ],
+    )
+    def test_mistakes_are_sentences(self, method, adapt, options, says) -> None:
+        with pytest.raises(BadInput, match=says):
+            build(method, adapt, options)
+
+    def test_no_label_can_reach_an_adapter(self) -> None:
+        """The hook's signature has images only; `Unlabelled` has no labels to give."""
+        import inspect
+
+        for kind in (Method, *METHODS.values()):
+            assert list(inspect.signature(kind.stream_loss).parameters) == [
+                "self",
+                "student",
+                "pixels",
+            ]

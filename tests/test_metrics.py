@@ -1,0 +1,67 @@
+"""Numbers a person can check."""
+
+import numpy as np
+import pytest
+
+from dosapp.metrics import (
+    DEFINITIONS,
+    OF_R,
+    accuracy,
+    average_incremental_accuracy,
+    current_task_accuracy,
+    first_task_accuracy,
+    forgetting,
+    forgetting_matrix,
+    forgetting_renate,
+    forgetting_spu,
+    forward_transfer,
+    previous_tasks,
+    sample_weighted_accuracy,
+)
+
+nan = np.nan
+R = np.array([[90, nan, nan], [80, 92, nan], [70, 85, 94]])
+
+
+def test_the_worked_example() -> None:
+    assert accuracy(R) == 83
+    assert forgetting(R) == 13.5
+    assert (first_task_accuracy(R), current_task_accuracy(R)) == (70, 94)
+    assert forgetting_spu(R) == pytest.approx(-22.33, abs=0.01)
+    assert sample_weighted_accuracy(R, np.array([100, 300, 100])) == pytest.approx(83.8)
+    assert average_incremental_accuracy(R) == pytest.approx((90 + 86 + 83) / 3)
+    assert previous_tasks(R) == [90, 80, 77.5]
+
+
+def test_a_task_that_gets_better_has_negative_forgetting() -> None:
+    better = np.array([[50, nan], [60, 90]])
+    assert forgetting(better) == -10
+    assert OF_R["forgetting_pycil"](better) == 0
+    assert OF_R["backward_transfer"](better) == 10
+
+
+def test_forgetting_looks_no_earlier_than_the_task() -> None:
+    measured = np.array([[90, 99, 0], [80, 92, 0], [70, 85, 94]], dtype=float)
+    assert forgetting(measured) == 13.5
+    assert forgetting_renate(measured) == 17  # its maximum includes zero-shot cells
+
+
+def test_the_forgetting_matrix() -> None:
+    F = forgetting_matrix(R)
+    assert F[1, 0] == 10
+    assert F[2].tolist()[:2] == [20, 7]
+    assert np.isnan(F[0]).all()
+
+
+def test_joint_training_has_no_forgetting() -> None:
+    once = np.array([[90.0, 80.0]])
+    assert accuracy(once) == 85
+    assert all(np.isnan(OF_R[name](once)) for name in OF_R if name.startswith("forgetting"))
+
+
+def test_forward_transfer_leaves_out_the_first_task() -> None:
+    assert forward_transfer(np.array([50.0, 60.0, 70.0]), np.array([40.0, 50.0, 50.0])) == 15
+
+
+def test_every_number_has_a_definition() -> None:
+    assert set(OF_R) <= set(DEFINITIONS)

@@ -1,0 +1,192 @@
+"""The experiment, its result, and what survives a kill."""
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dosapp.errors import BadInput
+from dosapp.learner import Learner
+from dosapp.result import Result
+from dosapp.run import EVERY, run
+from dosapp.store import Store, key, results
+from killed import LONG
+
+KILLED = Path(__file__).parent / "killed.py"
+
+
+def test_a_result_says_everything(small, tmp_path) -> None:
+    result = run(small(), tmp_path / "x")
+    again = Result.read(tmp_path / "x")
+    assert again == result
+    assert result.evaluated == "teacher"
+    assert set(result.matrices) == {"teacher", "student"}
+    assert result.matrices["teacher"]["after"] == result.R
+    assert result.R[0][1] is None
+    assert result.metrics["accuracy"] == pytest.approx(np.mean(result.R[-1]))
+    assert result.metrics["forgetting"] == pytest.approx(result.R[0][0] - result.R[1][0])
+    assert set(result.metrics) - {"zero_shot_accuracy"} == set(result.definitions)
+    assert len(result.per_class) == 6
+    assert np.mean(list(result.per_class.values())) == pytest.approx(result.metrics["accuracy"])
+    assert result.steps == {"lessons": [6, 6], "stream": [2, 3]}
+    assert all(0 <= share <= 100 for share in result.pseudo_labels)
+    assert all(d > 0 for d in result.distance["lessons"])
+    assert result.libraries["torch"].startswith("2.")
+    lines = (tmp_path / "x" / "R.csv").read_text().splitlines()
+    assert lines[0] == "session,task 1,task 2"
+    assert lines[1].endswith(",")
+    json.loads((tmp_path / "x" / "result.json").read_text())
+
+
+def test_without_a_stream_before_is_after(small, tmp_path) -> None:
+    result = run(small(stream=False), tmp_path / "x")
+    assert result.matrices["teacher"]["before"] == result.matrices["teacher"]["after"]
+    assert result.label == "DoSAPP without TTL"
+    assert result.pseudo_labels == [None, None]
+
+
+def test_zero_shot_accuracy_is_the_untouched_models(small, tmp_path) -> None:
+    frozen = run(small(method="zero-shot"), tmp_path / "a")
+    moved = run(small(method="flyp"), tmp_path / "b")
+    assert frozen.metrics["accuracy"] == frozen.metrics["zero_shot_accuracy"]
+    assert moved.metrics["zero_shot_accuracy"] == frozen.metrics["accuracy"]
+    assert frozen.metrics["control_kept"] == 0
+    assert frozen.metrics["forward_transfer"] == 0
+
+
+def test_joint_training_has_one_session_and_every_task(small, tmp_path) -> None:
+    result = run(small(method="joint"), tmp_path / "x")
+    assert np.array(result.R, dtype=float).shape == (1, 2)
+    assert result.metrics["forgetting"] is None
+
+
+def test_a_long_sequence_has_a_boundary(small, tmp_path) -> None:
+    result = run(small(data="shapes+signs"), tmp_path / "x")
+    assert len(result.R) == 4
+    assert result.stream["boundaries"] == [2]
+
+
+def test_the_saved_learner_goes_on_where_the_run_ended(small, tmp_path) -> None:
+    result = run(small(), tmp_path / "x")
+    learner = Learner.load(tmp_path / "x" / "learner")
+    assert learner.digest() == result.weights
+    reasons = [v.reason for v in learner.history(tmp_path / "x" / "learner").versions()]
+    assert reasons == [
+        "session 1: learned",
+        "session 1: adapted",
+        "session 2: learned",
+        "session 2: adapted",
+    ]
+
+
+class TestFolders:
+    def test_an_existing_run_is_never_overwritten_untold(self, small, tmp_path) -> None:
+        run(small(method="zero-shot"), tmp_path / "x")
+        with pytest.raises(BadInput, match="already holds a run; add --resume"):
+            run(small(method="zero-shot"), tmp_path / "x")
+        with pytest.raises(BadInput, match="other settings"):
+            run(small(method="zero-shot", seed=1), tmp_path / "x", resume=True)
+
+    def test_a_strangers_folder_is_left_alone(self, small, tmp_path) -> None:
+        (tmp_path / "letter.txt").write_text("dear")
+        with pytest.raises(BadInput, match="is not empty and holds no run"):
+            run(small(), tmp_path)
+        assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
+
+    def test_resuming_a_finished_run_only_reads_it(self, small, tmp_path) -> None:
+        first = run(small(method="zero-shot"), tmp_path / "x")
+        assert run(small(method="zero-shot"), tmp_path / "x", resume=True) == first
+
+
+class TestStore:
+    def test_the_same_run_is_never_computed_twice(self, small, tmp_path) -> None:
+        store = Store(tmp_path)
+        first = store.get(small(method="zero-shot"))
+        stamp = next(tmp_path.rglob("result.json")).stat().st_mtime_ns
+        assert store.get(small(method="zero-shot")) == first
+        assert next(tmp_path.rglob("result.json")).stat().st_mtime_ns == stamp
+        assert [r.key for r in results([tmp_path])] == [first.key]
+
+    def test_what_determines_a_result_changes_its_key(self, small) -> None:
+        keys = [
+            key(small()),
+            key(small(seed=1)),
+            key(small(options={"sparsity": 0.3})),
+            key(small(imbalanced=True)),
+            key(small(method="joint")),
+        ]
+        assert len(set(keys)) == len(keys)
+        assert key(small()) == keys[0]
+
+    def test_nothing_to_report(self, tmp_path) -> None:
+        with pytest.raises(BadInput, match=r"no result\.json"):
+            results([tmp_path])
+
+
+def killed(folder: Path, last: int) -> int:
+    return subprocess.run(
+        [sys.executable, str(KILLED), str(folder), str(last)], check=False, timeout=300
+    ).returncode
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> Result:
+    from dosapp.settings import RunSettings
+
+    return run(RunSettings.checked(LONG), tmp_path_factory.mktemp("whole") / "x")
+
+
+def test_killed_at_any_step_it_ends_with_the_same_bytes(uninterrupted, tmp_path) -> None:
+    """SIGKILL in both phases of both sessions; each time at most 50 steps are done again."""
+    folder, notes = tmp_path / "x", tmp_path / "x.notes"
+    steps = [
+        f"{phase} {t} {n + 1}"
+        for t in range(2)
+        for phase, counted in (("lesson", "lessons"), ("stream", "stream"))
+        for n in range(uninterrupted.steps[counted][t])
+    ]
+    place = {step: n for n, step in enumerate(steps)}
+    kills = (3, 57, 81, 96, 88, 60)  # two in lessons, one in the stream, and again
+    for last in kills:
+        assert killed(folder, last) == -9
+        assert not (folder / "result.json").exists()
+    assert killed(folder, 10**9) == 0
+    done = notes.read_text().splitlines()
+    assert set(done) == set(steps)
+    ends = np.cumsum(kills)
+    assert {done[end - 1].rpartition(" ")[0] for end in ends} == {
+        "lesson 0",
+        "stream 0",
+        "lesson 1",
+        "stream 1",
+    }
+    for end in ends:
+        assert 0 <= place[done[end - 1]] + 1 - place[done[end]] <= EVERY
+    result = Result.read(folder)
+    assert result.weights == uninterrupted.weights
+    assert json.dumps(result.metrics) == json.dumps(uninterrupted.metrics)
+    assert result.matrices == uninterrupted.matrices
+    assert result.pseudo_labels == uninterrupted.pseudo_labels
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_ends_with_the_same_bytes(uninterrupted, tmp_path) -> None:
+    """The same with a clock instead of a step count: also in the middle of writing a file."""
+    folder = tmp_path / "x"
+    random.seed(0)
+    for _ in range(8):
+        process = subprocess.Popen([sys.executable, str(KILLED), str(folder), str(10**9)])
+        deadline = time.monotonic() + 8 + 6 * random.random()
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+    assert killed(folder, 10**9) == 0
+    result = Result.read(folder)
+    assert result.weights == uninterrupted.weights
+    assert result.matrices == uninterrupted.matrices

@@ -1,0 +1,167 @@
+"""Tasks, halves, sessions and the modifiers that return a new stream."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from dosapp.data import DOMAINS
+from dosapp.data.base import Dataset, Part
+from dosapp.errors import BadInput
+from dosapp.run import first_classes
+from dosapp.streams import InMemory, Session, Unlabelled, concat, split
+
+SHAPES = first_classes(DOMAINS["shapes"].dataset(32, train=6, test=12), 12)
+SIGNS = first_classes(DOMAINS["signs"].dataset(32, train=4, test=4), 4)
+
+
+@pytest.fixture
+def stream():
+    return split(SHAPES, 4, seed=0)
+
+
+def test_tasks_are_disjoint_and_in_order(stream) -> None:
+    assert stream.classes == SHAPES.classes
+    assert [len(task.classes) for task in stream.tasks] == [3, 3, 3, 3]
+
+
+def test_halves_are_disjoint_per_class_and_cover_the_test_set(stream) -> None:
+    for task in stream.tasks:
+        unlabelled, test = set(task.field.keys()), set(task.test.keys())
+        assert not unlabelled & test
+        assert len(unlabelled | test) == 36
+        assert np.bincount(task.test.labels).tolist() == [6, 6, 6]
+
+
+def test_a_session_streams_all_seen_tasks_once(stream) -> None:
+    for t in range(4):
+        keys = stream.session(t).unlabelled.keys()
+        expected = [key for task in stream.tasks[: t + 1] for key in task.field.keys()]
+        assert sorted(keys) == sorted(expected)
+        assert len(keys) == len(set(keys))
+
+
+def test_the_stream_type_has_no_labels(stream) -> None:
+    unlabelled = stream.session(1).unlabelled
+    assert type(unlabelled) is Unlabelled
+    assert "labels" not in {f.name for f in dataclasses.fields(unlabelled)}
+    assert not hasattr(unlabelled, "labels")
+
+
+def test_truth_is_in_the_streams_order(stream) -> None:
+    truth, session = stream.truth(2), stream.session(2)
+    by_key = {
+        key: 3 * n + label
+        for n, task in enumerate(stream.tasks)
+        for key, label in zip(task.field.keys(), task.field.labels, strict=True)
+    }
+    assert truth.tolist() == [by_key[key] for key in session.unlabelled.keys()]
+
+
+def test_same_seed_same_hash_other_seed_other_hash(stream) -> None:
+    assert split(SHAPES, 4, seed=0).hash == stream.hash
+    assert split(SHAPES, 4, seed=1).hash != stream.hash
+
+
+def test_chunks_never_repeat_a_picture(stream) -> None:
+    chunked = stream.chunks()
+    keys = [key for t in range(4) for key in chunked.session(t).unlabelled.keys()]
+    assert len(keys) == len(set(keys)) == 4 * 18
+    assert any(
+        key in set(stream.tasks[0].field.keys()) for key in chunked.session(3).unlabelled.keys()
+    )
+
+
+def test_imbalance_follows_the_dirichlet_and_keeps_the_test_balanced() -> None:
+    shares = []
+    for seed in range(40):
+        stream = split(SHAPES, 4, seed=seed).imbalanced()
+        for task in stream.tasks:
+            counts = np.bincount(task.field.labels, minlength=3)
+            assert counts.max() <= 6
+            shares.append(np.sort(counts)[0])
+            assert np.bincount(task.test.labels).tolist() == [6, 6, 6]
+    assert np.mean(np.array(shares) == 0) > 0.05  # at times a class is absent
+    assert np.mean(shares) < 4  # far from the balanced 6
+
+
+def test_fraction_noise_order_and_absence(stream) -> None:
+    assert [len(task.field) for task in stream.fraction(0.5).tasks] == [9, 9, 9, 9]
+    noisy = stream.noisy(stream=0.1)
+    clean, dirty = (s.session(0).unlabelled.read([0, 1]) for s in (stream, noisy))
+    assert 0.02 < (dirty - clean).std() < 0.11
+    assert (dirty.min(), dirty.max()) >= (0, 0)
+    assert dirty.max() <= 1
+    assert torch.equal(dirty, noisy.session(0).unlabelled.read([0, 1]))
+    assert torch.equal(noisy.tasks[0].test.read([0]), stream.tasks[0].test.read([0]))
+    blocks = stream.correlated().truth(3)
+    assert (np.diff(blocks) != 0).sum() == 11
+    assert len(stream.without_unlabelled().session(3).unlabelled) == 0
+    full = stream.full_test()
+    assert len(full.tasks[0].test) == 36
+    assert len(full.session(0).unlabelled) == 0
+
+
+def test_concat_is_one_growing_class_space(stream) -> None:
+    long = concat(stream, split(SIGNS, 2, seed=0))
+    assert len(long.tasks) == 6
+    assert len(long.session(5).unlabelled) == 4 * 18 + 2 * 4
+    assert long.truth(5).max() == 15
+    assert long.session(5).unlabelled.read(range(20)).shape == (20, 3, 32, 32)
+    assert len(long.controls) == 2
+    with pytest.raises(BadInput, match="two of the streams"):
+        concat(stream, stream)
+
+
+def test_joint_is_the_same_tasks_in_one_session(stream) -> None:
+    joint = stream.joint()
+    assert len(joint.groups) == 1
+    assert joint.session(0).classes == stream.classes
+    assert len(joint.session(0).train) == 72
+
+
+def test_tasks_by_order_and_by_list() -> None:
+    backwards = tuple(reversed(SHAPES.classes))
+    assert split(SHAPES, 3, order=backwards).classes == backwards
+    groups = [[SHAPES.classes[5]], [SHAPES.classes[0], SHAPES.classes[3]]]
+    assert [list(task.classes) for task in split(SHAPES, groups).tasks] == groups
+
+
+def test_prints_as_a_short_table(stream) -> None:
+    lines = str(stream).splitlines()
+    assert len(lines) == 6
+    assert stream.hash in lines[0]
+
+
+def test_batches_start_anywhere(stream) -> None:
+    unlabelled = stream.session(0).unlabelled
+    whole = list(unlabelled.batches(5))
+    assert [len(x) for x in whole] == [5, 5, 5, 3]
+    assert torch.equal(next(unlabelled.batches(5, start=2)), whole[2])
+
+
+class TestBadStreams:
+    def test_more_tasks_than_classes(self) -> None:
+        with pytest.raises(BadInput, match="20 tasks asked of shapes, which has 12 classes"):
+            split(SHAPES, 20)
+
+    def test_a_class_too_small_to_halve(self) -> None:
+        pixels = InMemory(torch.zeros(3, 3, 4, 4, dtype=torch.uint8))
+        train, test = Part(pixels, np.array([0, 0, 1])), Part(pixels, np.array([0, 0, 1]))
+        with pytest.raises(BadInput, match="class 'b' of pets has 1 test image"):
+            split(Dataset("pets", ("a", "b"), train, test), 1)
+
+    def test_an_order_with_a_stranger_or_a_repetition(self) -> None:
+        with pytest.raises(BadInput, match="'cat', which shapes does not have"):
+            split(SHAPES, 2, order=["cat"])
+        with pytest.raises(BadInput, match="twice"):
+            split(SHAPES, 1, order=[SHAPES.classes[0]] * 2)
+
+    def test_fraction_outside(self) -> None:
+        with pytest.raises(BadInput, match=r"fraction of D\^u is 1.5"):
+            split(SHAPES, 2).fraction(1.5)
+
+    def test_lessons_that_are_not_pictures(self) -> None:
+        with pytest.raises(BadInput, match="uint8"):
+            Session.of({"cat": torch.rand(2, 3, 4, 4)})

@@ -1,0 +1,160 @@
+"""The one place where weights change."""
+
+import pytest
+import torch
+
+from dosapp.data.base import Prompts
+from dosapp.errors import BadInput
+from dosapp.student import Selection, Student
+
+NAMES = ["red plain circle", "blue striped square", "green dotted star"]
+
+
+@pytest.fixture
+def student(tiny):
+    student = Student(tiny, lr=1e-2, weight_decay=0.2)
+    student.meet(NAMES, Prompts())
+    return student
+
+
+def batch(count: int = 6):
+    generator = torch.Generator().manual_seed(count)
+    pixels = torch.rand(count, 3, 32, 32, generator=generator)
+    return pixels, torch.arange(count) % len(NAMES)
+
+
+def masked(student, share: float = 0.1) -> Selection:
+    weights = student.net.first_mlp()
+    generator = torch.Generator().manual_seed(0)
+    mask = {n: torch.rand(w.shape, generator=generator) < share for n, w in weights.items()}
+    return Selection(tuple(weights), mask)
+
+
+def copy(net):
+    return {n: w.detach().clone() for n, w in net.weights().items()}
+
+
+def test_entries_outside_the_mask_stay_bit_identical_under_adamw_with_decay(student) -> None:
+    chosen = masked(student)
+    student.train_only(chosen)
+    before = copy(student.net)
+    for count in (6, 5, 4):
+        assert student.step(student.clip_loss(*batch(count)))
+    after = copy(student.net)
+    for name, weight in after.items():
+        mask = chosen.mask.get(name, torch.zeros_like(weight, dtype=torch.bool))
+        assert torch.equal(weight[~mask], before[name][~mask]), name
+    assert all((after[n][m] != before[n][m]).any() for n, m in chosen.mask.items())
+
+
+def test_a_masked_step_equals_dense_adamw_on_the_selected_entries(student, tiny) -> None:
+    chosen = masked(student)
+    dense = tiny.twin(own=list(tiny.weights()))
+    reference = {n: w.requires_grad_(True) for n, w in dense.first_mlp().items()}
+    optimizer = torch.optim.AdamW(reference.values(), lr=1e-2, weight_decay=0.2)
+    other = Student(tiny.twin(own=list(tiny.weights())), lr=1e-2, weight_decay=0.2)
+    other.meet(NAMES, Prompts())
+    other.train_only(chosen)
+    theirs = Student.__new__(Student)  # the same loss on the dense copy
+    theirs.__dict__ |= other.__dict__ | {"net": dense}
+    for count in (6, 5, 4):
+        other.step(other.clip_loss(*batch(count)))
+        loss = theirs.clip_loss(*batch(count))
+        optimizer.zero_grad()
+        loss.backward()
+        kept = {n: w.detach().clone() for n, w in reference.items()}
+        optimizer.step()
+        with torch.no_grad():  # undo what a masked step must not do
+            for n, w in reference.items():
+                w.copy_(torch.where(chosen.mask[n], w, kept[n]))
+    for name, weight in other.net.first_mlp().items():
+        torch.testing.assert_close(weight, reference[name], rtol=1e-4, atol=1e-5)
+
+
+def test_optimizer_state_exists_only_for_the_selected_entries(student) -> None:
+    chosen = masked(student)
+    student.train_only(chosen)
+    student.step(student.clip_loss(*batch()))
+    for path, value in student.optimizer_state().items():
+        name, _, key = path.rpartition("/")
+        if key != "step":
+            assert value.numel() == int(chosen.mask[name].sum())
+    assert all(w.grad is None for w in student.net.weights().values())
+
+
+def test_frozen_tensors_get_no_gradient(student) -> None:
+    student.train_only(masked(student))
+    assert {n for n, w in student.net.weights().items() if w.requires_grad} == set(
+        student.net.first_mlp()
+    )
+
+
+def test_a_batch_of_one_changes_nothing(student) -> None:
+    student.train_only(Selection(tuple(student.net.weights())))
+    student.step(student.clip_loss(*batch()))  # moments are not empty
+    before = copy(student.net)
+    assert not student.step(student.clip_loss(*batch(1)))
+    assert all(torch.equal(w, before[n]) for n, w in student.net.weights().items())
+
+
+def test_what_was_assigned_is_not_overwritten_by_the_next_step(student) -> None:
+    chosen = masked(student)
+    student.train_only(chosen)
+    student.step(student.clip_loss(*batch()))
+    name = chosen.names[0]
+    student.assign({name: torch.zeros_like(student.net.weights()[name])})
+    student.step(student.clip_loss(*batch()))
+    moved = student.net.weights()[name].detach()[chosen.mask[name]]
+    assert moved.abs().max() < 0.05  # a step away from zero, not from where it was
+
+
+def test_a_twin_stops_sharing_what_may_move_and_only_that(student) -> None:
+    twin = student.twin()
+    mine, theirs = student.net.weights(), twin.weights()
+    assert all(theirs[n] is mine[n] for n in mine)
+    student.train_only(masked(student))
+    theirs = twin.weights()
+    assert {n for n in mine if theirs[n] is not mine[n]} == set(student.net.first_mlp())
+
+
+def test_the_teacher_follows_fast_inside_the_mask_and_slowly_outside(student) -> None:
+    teacher = student.twin()
+    chosen = masked(student)
+    student.train_only(chosen)
+    name = chosen.names[0]
+    before = teacher.weights()[name].detach().clone()
+    student.assign({name: before + 1})
+    student.smooth(teacher, active=0.8, frozen=0.99)
+    moved = teacher.weights()[name].detach() - before
+    inside = chosen.mask[name]
+    torch.testing.assert_close(moved[inside], torch.full_like(moved[inside], 0.2))
+    torch.testing.assert_close(
+        moved[~inside], torch.full_like(moved[~inside], 0.01), rtol=1e-3, atol=1e-6
+    )
+
+
+def test_evaluation_features_are_cached_until_a_weight_moves(student) -> None:
+    names = dict.fromkeys(NAMES, Prompts())
+    first = student.templates(student.net, names)
+    assert student.templates(student.net, names) is first
+    student.train_only(masked(student))
+    student.step(student.clip_loss(*batch()))
+    again = student.templates(student.net, names)
+    assert again is not first
+    assert not torch.equal(again, first)
+
+
+def test_templates_are_averaged_and_normalised(student) -> None:
+    two = Prompts(evaluate=("a photo of a {}.", "a {}."))
+    mixed = {NAMES[0]: two, NAMES[1]: Prompts()}
+    found = student.templates(student.net, mixed)
+    texts = student.net.encode_text([t.format(NAMES[0]) for t in two.evaluate])
+    expected = torch.nn.functional.normalize(texts.mean(0), dim=0)
+    torch.testing.assert_close(found[0], expected)
+    assert found.norm(dim=1).tolist() == pytest.approx([1, 1])
+
+
+def test_a_diverged_loss_is_a_sentence(student) -> None:
+    student.train_only(masked(student))
+    with pytest.raises(BadInput, match="the loss became nan at step 0"):
+        student.step(torch.tensor(float("nan"), requires_grad=True))
