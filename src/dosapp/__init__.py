@@ -1,0 +1,59 @@
+"""Dual-phase continual learning for vision-language models: the public names.
+
+They are imported when they are used, so that `dosapp --help` does not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dosapp.data import load_dataset
+    from dosapp.data.base import Dataset, Prompts
+    from dosapp.errors import BadInput
+    from dosapp.learner import Learner, Prediction
+    from dosapp.methods import METHODS
+    from dosapp.methods.base import Method
+    from dosapp.result import Result
+    from dosapp.settings import LearnerSettings, RunSettings
+    from dosapp.streams import Session, Stream, concat, split
+    from dosapp.student import Selection, Student
+
+_HOMES = {
+    "dosapp.data": ("load_dataset",),
+    "dosapp.data.base": ("Dataset", "Prompts"),
+    "dosapp.errors": ("BadInput",),
+    "dosapp.learner": ("Learner", "Prediction"),
+    "dosapp.methods": ("METHODS",),
+    "dosapp.methods.base": ("Method",),
+    "dosapp.result": ("Result",),
+    "dosapp.settings": ("LearnerSettings", "RunSettings"),
+    "dosapp.streams": ("Session", "Stream", "concat", "split"),
+    "dosapp.student": ("Selection", "Student"),
+}
+
+__all__ = [
+    "METHODS",
+    "BadInput",
+    "Dataset",
+    "Learner",
+    "LearnerSettings",
+    "Method",
+    "Prediction",
+    "Prompts",
+    "Result",
+    "RunSettings",
+    "Selection",
+    "Session",
+    "Stream",
+    "Student",
+    "concat",
+    "load_dataset",
+    "split",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module 'dosapp' has no attribute '{name}'")

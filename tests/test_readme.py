@@ -1,0 +1,110 @@
+"""What the documents promise, done."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import checks
+from dosapp import methods
+from dosapp.grid import plan
+from dosapp.metrics import DEFINITIONS
+from dosapp.result import Result
+from dosapp.settings import RATES
+from test_cli import FLAGS, dosapp
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    lines = [line for block in blocks(README, "sh") for line in block.splitlines()]
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def test_the_two_commands_are_the_makefiles() -> None:
+    makes = [words[1] for words in commands() if words[0] == "make"]
+    assert makes == ["demo", "test"]
+    for target in makes:
+        assert f"\n{target}: " in (ROOT / "Makefile").read_text()
+
+
+def test_every_dosapp_command_runs(tmp_path) -> None:
+    for words in commands():
+        if words[0] != "dosapp":
+            continue
+        if words[1] == "run":
+            words += FLAGS
+        if words[1] == "grid":
+            words[2] = str(ROOT / words[2])
+            words += ["--dry-run"]
+        dosapp(*words[1:], cwd=tmp_path)
+    assert (tmp_path / "runs/x/result.json").exists()
+    assert (tmp_path / "report/report.html").exists()
+
+
+def test_the_python_example_runs(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pictures = torch.randint(0, 255, (6, 3, 32, 32), dtype=torch.uint8)
+    names = ("fox_pictures", "wolf_pictures", "pictures_from_traffic", "more_pictures")
+    space = dict.fromkeys(names, pictures)
+    (code,) = blocks(README, "python")
+    exec(code, space)  # our own README
+    assert space["learner"].classes == ["red fox", "grey wolf"]
+
+
+def test_a_method_is_one_file_and_gets_every_check(small, tiny, tmp_path, monkeypatch) -> None:
+    (code,) = blocks((ROOT / "CONTRIBUTING.md").read_text(), "python")
+    space = {}
+    imports = (
+        "from torch import Tensor\n"
+        "from dosapp.core.losses import clip_loss\n"
+        "from dosapp.methods.base import Guess, Method, settings\n"
+        "from dosapp.student import Student\n"
+    )
+    exec(imports + code, space)
+    monkeypatch.setattr(methods, "METHODS", {**methods.METHODS, "careful": space["Careful"]})
+    settings = small(method="spu", adapt="careful", options={"sure": 0.2})
+    checks.inputs_are_not_modified(settings, tiny)
+    checks.predicting_changes_nothing(settings, tiny)
+    checks.load_of_save_answers_and_learns_the_same(settings, tiny, tmp_path / "x")
+    checks.odd_batches_work(settings, tiny)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda f: f.stem)
+def test_every_config_opens_with_its_command_and_can_be_planned(file: Path) -> None:
+    first = file.read_text().splitlines()[0]
+    assert first.startswith(f"# dosapp grid configs/{file.name}")
+    assert plan(file)
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!http|#)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_result_format_is_described() -> None:
+    text = (ROOT / "docs" / "result-format.md").read_text()
+    for name in Result.model_fields:
+        assert f"`{name}`" in text, name
+    assert "forgetting" in DEFINITIONS
+
+
+def test_committed_results_are_whole_and_of_this_format() -> None:
+    files = sorted((ROOT / "results").rglob("result.json"))
+    for file in files:
+        assert Result.read(file).key == file.parent.name
+
+
+def test_shipped_rates_say_where_they_come_from() -> None:
+    assert RATES.read_text().startswith("# dosapp tune")
+    rates = yaml.safe_load(RATES.read_text())
+    assert set(rates["rates"]) == set(rates["seen"])
