@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 from conftest import SMALL
 from dosapp.cli import main
@@ -141,6 +142,20 @@ def test_mistakes_get_one_sentence_and_leave_nothing(words: str, says: str, tmp_
     assert done.stderr.startswith("dosapp: ")
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_bad_picture_stops_a_run_before_it_learns(tmp_path) -> None:
+    for name in ("cat", "dog", "emu"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for n in range(9):
+            Image.new("RGB", (40, 40), (n * 20, 60, 90)).save(tmp_path / "pets" / name / f"{n}.png")
+    words = ["run", "--data", "pets", "--tasks", 3, "--epochs", 1, "--batch", 4]
+    dosapp(*words, "--out", "good", cwd=tmp_path)
+    broken = tmp_path / "pets" / "emu" / "4.png"
+    broken.write_bytes(broken.read_bytes()[:50])
+    done = dosapp(*words, "--out", "bad", cwd=tmp_path, code=2)
+    assert "emu/4.png' cannot be read" in done.stderr
+    assert not (tmp_path / "bad").exists()
 
 
 def test_an_ablations_momenta_are_a_note(tmp_path) -> None:

@@ -1,5 +1,6 @@
 """Generated domains and one's own pictures."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,13 @@ def test_class_folders_without_a_split_give_a_third_to_the_test(tmp_path: Path) 
     paint(tmp_path, "dog", 9)
     data = own_data(tmp_path, prepare)
     assert (len(data.train.labels), len(data.test.labels)) == (12, 6)
+
+
+def test_any_number_of_workers_reads_the_same(tmp_path: Path) -> None:
+    paint(tmp_path, "cat", 9)
+    files = own_data(tmp_path, prepare).train.pictures
+    alone, many = (dataclasses.replace(files, workers=n, _decoded={}) for n in (1, 4))
+    assert torch.equal(alone.read([3, 0, 5]), many.read([3, 0, 5]))
 
 
 def test_csv(tmp_path: Path) -> None:

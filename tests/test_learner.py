@@ -84,7 +84,8 @@ def test_new_classes_and_more_of_known_ones(taught) -> None:
     learner, stream = taught
     known = learner.classes
     pixels = (stream.tasks[0].test.read(range(6)) * 255).to(torch.uint8)
-    learner.learn(Session.of({known[0]: pixels[:3], "violet spiral": pixels[3:]}))
+    with pytest.warns(UserWarning, match="smaller batch"):
+        learner.learn(Session.of({known[0]: pixels[:3], "violet spiral": pixels[3:]}))
     assert learner.classes == [*known, "violet spiral"]
 
 
@@ -96,7 +97,8 @@ def test_fewer_lessons_than_a_batch_use_the_smaller_batch(pupil, tiny) -> None:
             "blue dot": torch.ones(3, 3, 32, 32, dtype=torch.uint8),
         }
     )
-    assert [one.of for one in learner.lessons(lesson)] == [3, 3, 3]
+    with pytest.warns(UserWarning, match="5 training images, fewer than a batch of 64"):
+        assert [one.of for one in learner.lessons(lesson)] == [3, 3, 3]
 
 
 def test_lessons_go_on_from_any_step(small, tiny) -> None:

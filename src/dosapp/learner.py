@@ -1,5 +1,6 @@
 """Learn, adapt, predict, save, load: the same object for experiments, command line and service."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,6 +75,12 @@ class Learner:
         per_epoch = len(session.train) // size  # the last, smaller batch is left out
         total = per_epoch * self.settings.epochs
         if done == 0:
+            if size < self.settings.batch:
+                warnings.warn(
+                    f"the session has {size} training images, fewer than a batch of "
+                    f"{self.settings.batch}; they are taught as one smaller batch",
+                    stacklevel=2,
+                )
             once = (self._batch(session.train, labels, r) for r in self._order(session, 0, size))
             student.train_only(method.choose(student, once))
             method.begin_session(student, session)

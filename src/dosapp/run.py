@@ -177,6 +177,7 @@ def run(
     settings = settings.resolved()
     net = load_backbone(settings.backbone)
     stream = open_stream(settings, net)
+    stream.check()
     learner = Learner(settings.learner(), net)
     if learner.method.joint:
         stream = stream.joint()

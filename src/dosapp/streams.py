@@ -148,6 +148,8 @@ class InMemory:
     def key(self, row: int) -> str:
         return f"memory/{row}"
 
+    def check(self) -> None: ...
+
 
 @dataclass(frozen=True)
 class Stream:
@@ -273,6 +275,12 @@ class Stream:
         first = next(s for s, group in enumerate(self.groups) if task in group)
         order = chance("chunks", self.seed, task).permutation(len(part))
         return part.only(np.array_split(order, len(self.groups) - first)[number - first])
+
+    def check(self) -> None:
+        """Read every picture once; a bad one is named before any learning starts."""
+        for task in self.tasks:
+            for source in {id(s): s for s in (*task.train.sources, *task.test.sources)}.values():
+                source.check()
 
     # What it says of itself
 

@@ -24,6 +24,9 @@ class Pictures(Protocol):
     def key(self, row: int) -> str:
         """A name for the picture that does not change between machines, for manifests."""
 
+    def check(self) -> None:
+        """Make sure that every picture can be read, before anybody relies on it."""
+
 
 @dataclass(frozen=True)
 class Part:

@@ -48,6 +48,9 @@ class Files:
     def _decode(self, row: int) -> Tensor:
         return self.prepare(open_image(self.paths[row]))
 
+    def check(self) -> None:
+        self.read(range(len(self)))
+
     def key(self, row: int) -> str:
         path = self.paths[row]
         return f"{path.relative_to(self.root)}:{path.stat().st_size}"

@@ -33,6 +33,8 @@ class Drawn:
     def key(self, row: int) -> str:
         return f"{self.title}/{row}"
 
+    def check(self) -> None: ...
+
 
 @dataclass(frozen=True)
 class Domain:
