@@ -174,6 +174,12 @@ class TestFolders:
         with pytest.raises(BadInput, match="backbone of fingerprint"):
             Learner.load(tmp_path / "x", other)
 
+    def test_another_learners_folder_is_left_alone(self, taught, pupil, tmp_path, tiny) -> None:
+        taught[0].save(tmp_path / "x")
+        other = Learner(pupil(method="flyp"), tiny.twin(own=list(tiny.weights())))
+        with pytest.raises(BadInput, match="other settings; save elsewhere"):
+            other.save(tmp_path / "x")
+
     def test_no_learner_there(self, tmp_path) -> None:
         with pytest.raises(BadInput, match=r"no learner\.json"):
             Learner.load(tmp_path)

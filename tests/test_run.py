@@ -14,6 +14,7 @@ from dosapp.errors import BadInput
 from dosapp.learner import Learner
 from dosapp.result import Result
 from dosapp.run import EVERY, run
+from dosapp.storage import locked
 from dosapp.store import Store, key, results
 from killed import LONG
 
@@ -101,6 +102,14 @@ class TestFolders:
     def test_resuming_a_finished_run_only_reads_it(self, small, tmp_path) -> None:
         first = run(small(method="zero-shot"), tmp_path / "x")
         assert run(small(method="zero-shot"), tmp_path / "x", resume=True) == first
+
+    def test_two_processes_never_write_one_folder(self, small, tmp_path) -> None:
+        run(small(method="zero-shot"), tmp_path / "x")
+        with (
+            locked(tmp_path / "x"),
+            pytest.raises(BadInput, match="being written by another process"),
+        ):
+            run(small(method="zero-shot"), tmp_path / "x", resume=True)
 
 
 class TestStore:

@@ -39,7 +39,7 @@ Config = Annotated[Path | None, typer.Argument(help="a YAML file of settings; fl
 
 
 def with_settings(
-    model: type[LearnerSettings],
+    model: type[LearnerSettings], without: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Turn the fields of a settings model into flags, so that each is described in one place."""
 
@@ -51,7 +51,7 @@ def with_settings(
         ]
         flags = []
         for name, field in model.model_fields.items():
-            if name == "options":
+            if name == "options" or name in without:
                 continue
             kind = field.annotation
             default = "" if field.default is None else f" [{field.default}]"
@@ -253,7 +253,7 @@ def grid(
 
 
 @app.command()
-@with_settings(RunSettings)
+@with_settings(RunSettings, without=("method", "adapt", "lr", "seed"))
 def tune(
     flags: dict[str, Any],
     methods: Annotated[str, typer.Option(help="comma-separated")] = "flyp,spu,dosapp,joint",

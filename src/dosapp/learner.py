@@ -268,17 +268,15 @@ class Learner:
     def describe(self, folder: Path) -> None:
         """`learner.json`: what must be known before any tensor is read."""
         path = folder / "learner.json"
-        if path.exists() and read_json(path)["fingerprint"] != self.fingerprint:
-            raise BadInput(f"'{folder}' holds a learner with another backbone; save elsewhere")
-        write_json(
-            path,
-            {
-                "format": 1,
-                "settings": self.settings.model_dump(mode="json"),
-                "fingerprint": self.fingerprint,
-                "stores_images": self.settings.memory > 0,
-            },
-        )
+        facts = {
+            "format": 1,
+            "settings": self.settings.model_dump(mode="json"),
+            "fingerprint": self.fingerprint,
+            "stores_images": self.settings.memory > 0,
+        }
+        if path.exists() and read_json(path) != facts:
+            raise BadInput(f"'{folder}' holds a learner with other settings; save elsewhere")
+        write_json(path, facts)
 
     @classmethod
     def load(cls, folder: Path | str, net: Backbone | None = None) -> "Learner":

@@ -39,7 +39,7 @@ from dosapp.metrics import (
 )
 from dosapp.result import Result, cells
 from dosapp.settings import RunSettings, key_of, read_yaml
-from dosapp.storage import read_json, write_json
+from dosapp.storage import locked, read_json, write_json
 from dosapp.streams import Labelled, Stream, concat, split
 
 EVERY = 50  # steps between checkpoints: what a kill can cost
@@ -157,10 +157,11 @@ def label(settings: RunSettings) -> str:
 
 
 def identity(settings: RunSettings, stream: Stream, fingerprint: str) -> dict[str, Any]:
-    """Everything that determines a result, and nothing that does not."""
+    """Everything that determines a result, and nothing that does not: no places on a disk."""
+    said = settings.resolved().model_dump(mode="json")
     return {
         "meaning": MEANING,
-        "settings": settings.resolved().model_dump(mode="json"),
+        "settings": said | {"data": stream.name, "class_order": None},
         "stream": stream.hash,
         "backbone": fingerprint,
     }
@@ -183,9 +184,10 @@ def run(
         stream = stream.joint()
     facts = identity(settings, stream, learner.fingerprint)
     _claim(folder, facts, resume)
-    if (folder / "result.json").exists():
-        return Result.read(folder)
-    return Experiment(settings, stream, learner, folder, key_of(facts), watch).finish()
+    with locked(folder):
+        if (folder / "result.json").exists():
+            return Result.read(folder)
+        return Experiment(settings, stream, learner, folder, key_of(facts), watch).finish()
 
 
 def _claim(folder: Path, facts: Mapping[str, Any], resume: bool) -> None:

@@ -5,11 +5,13 @@ is written beside its place, flushed, and renamed into it: a reader sees the old
 """
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,19 @@ def _flush_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One writer per folder; the lock is the system's, so it ends with the process."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BadInput(
+                f"'{folder}' is being written by another process; wait for it, or choose another"
+            ) from error
+        yield
 
 
 def write_json(path: Path, value: Any) -> None:

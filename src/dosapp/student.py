@@ -183,10 +183,10 @@ class Student:
         """Move a twin towards the student: `active` inside the mask, `frozen` outside."""
         mine, theirs = self.net.weights(), teacher.weights()
         apart = {n: theirs[n] for n in theirs if theirs[n] is not mine[n]}
-        mask = self.selection.mask
-        if mask is not None:  # weights that moved in an earlier session and rest now
-            rest = {n: torch.zeros_like(w, dtype=torch.bool) for n, w in apart.items()}
-            mask = rest | {n: m for n, m in mask.items() if n in apart}
+        chosen, mask = self.selection, self.selection.mask
+        if mask is not None:  # chosen without a mask: all of it moves; not chosen: it rests now
+            whole = {n: torch.full_like(w, n in chosen.names) for n, w in apart.items()}
+            mask = {n: mask.get(n, whole[n].bool()) for n in apart}
         smooth(apart, mine, mask, active=active, frozen=frozen)
         teacher.revision += 1
 
