@@ -79,7 +79,8 @@ def test_the_embedded_model_is_small_and_complete() -> None:
 def test_pictures_are_prepared_like_the_librarys_processor(tiny) -> None:
     data = torch.randint(0, 255, (47, 61, 3), generator=torch.Generator().manual_seed(1))
     image = Image.fromarray(data.to(torch.uint8).numpy())
-    processor = transformers().CLIPImageProcessorPil(**tiny.processing)
+    written = json.loads((TINY / "preprocessor_config.json").read_text())
+    processor = transformers().CLIPImageProcessorPil(**written)
     theirs = processor(images=image, return_tensors="pt")["pixel_values"][0]
     mean, std = (
         torch.tensor(tiny.processing[k]).view(3, 1, 1) for k in ("image_mean", "image_std")
@@ -126,6 +127,30 @@ def test_the_fingerprint_sees_weights_activation_and_preprocessing(tiny, tmp_pat
     config["vision_config"]["hidden_act"] = "gelu"
     (folder / "config.json").write_text(json.dumps(config))
     assert load(str(folder)).fingerprint() != first
+
+
+@pytest.mark.parametrize("kind", ["old", "nested", "bare"])
+def test_every_kind_of_processor_file_is_read(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / kind
+    shutil.copytree(TINY, folder)
+    file = folder / "preprocessor_config.json"
+    written = json.loads(file.read_text())
+    if kind == "old":  # sizes as plain numbers, as OpenAI's models have them
+        file.write_text(json.dumps(written | {"size": 32, "crop_size": 32}))
+    elif kind == "bare":  # no mean and std: CLIP's
+        file.write_text(json.dumps({"size": {"shortest_edge": 32}}))
+    else:
+        file.unlink()
+        nested = {"image_processor": written, "processor_class": "CLIPProcessor"}
+        (folder / "processor_config.json").write_text(json.dumps(nested))
+    net = load(str(folder))
+    assert net.fingerprint() == load("tiny").fingerprint()
+    assert net.picture(Image.new("RGB", (50, 40))).shape == (3, 32, 32)
+
+
+def test_a_misspelt_backbone_suggests_the_nearest() -> None:
+    with pytest.raises(BadInput, match="did you mean 'ViT-B-16'"):
+        load("ViT-B-17")
 
 
 @shared_only

@@ -130,6 +130,8 @@ def test_lists_for_people_and_machines() -> None:
         ("--fraction 3", "fraction is 3.0"),
         ("--data /nowhere/at/all", "does not exist"),
         ("--class-order /nowhere", "cannot be read"),
+        ("--set sparsity=[", "cannot be read as a value"),
+        ("--backbone tyni", "did you mean 'tiny'"),
     ],
 )
 def test_mistakes_get_one_sentence_and_leave_nothing(words: str, says: str, tmp_path) -> None:

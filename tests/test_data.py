@@ -83,6 +83,24 @@ def test_csv(tmp_path: Path) -> None:
     assert data.train.pictures.key(0).startswith("pictures/0.png:")
 
 
+def test_a_pictures_key_is_its_place_and_its_bytes(tmp_path: Path) -> None:
+    paint(tmp_path, "cat", 4)
+    before = own_data(tmp_path, prepare).train.pictures.key(0)
+    file = tmp_path / before.partition(":")[0]
+    Image.new("RGB", (20, 20), (1, 2, 3)).save(file)
+    assert own_data(tmp_path, prepare).train.pictures.key(0) != before
+
+
+def test_csv_with_absolute_paths(tmp_path: Path) -> None:
+    paint(tmp_path / "elsewhere", "cat", 6)
+    file = tmp_path / "lists" / "list.csv"
+    file.parent.mkdir()
+    rows = [f"{tmp_path}/elsewhere/cat/{n}.png,cat" for n in range(6)]
+    file.write_text("\n".join(["path,label", *rows]))
+    data = own_data(file, prepare)
+    assert data.train.pictures.key(0).startswith("../elsewhere/cat/")
+
+
 class TestBadData:
     def test_nothing_there(self, tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="does not exist"):
@@ -113,6 +131,15 @@ class TestBadData:
         file.write_text("file,class\na.png,b\n")
         with pytest.raises(BadInput, match="columns path and label"):
             own_data(file, prepare)
+
+    def test_csv_with_a_missing_picture_or_label(self, tmp_path: Path) -> None:
+        file = tmp_path / "list.csv"
+        file.write_text("path,label\na.png\n")
+        with pytest.raises(BadInput, match="row without a path or a label"):
+            own_data(file, prepare)
+        file.write_text("path,label\na.png,a\nb.png,a\nc.png,a\n")
+        with pytest.raises(BadInput, match=r"\.png' cannot be read"):
+            own_data(file, prepare).train.pictures.key(0)
 
     def test_class_names(self) -> None:
         with pytest.raises(BadInput, match="'cat' twice"):

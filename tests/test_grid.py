@@ -38,6 +38,8 @@ def test_seeds() -> None:
     assert seed_list("0,2,5") == [0, 2, 5]
     with pytest.raises(BadInput, match="seeds are 'x'"):
         seed_list("x")
+    with pytest.raises(BadInput, match="which is none"):
+        seed_list("4-0")
 
 
 def test_a_failed_run_does_not_stop_the_others(tmp_path, small) -> None:

@@ -9,7 +9,7 @@ import checks
 from dosapp.core.masks import top_fraction
 from dosapp.errors import BadInput
 from dosapp.learner import Learner
-from dosapp.methods import METHODS, build, settings_of
+from dosapp.methods import METHODS, build
 from dosapp.methods.base import Method
 from dosapp.methods.dosapp import DoSAPP, Smoothing
 from dosapp.methods.flyp import FLYP
@@ -25,6 +25,7 @@ PAIRS = [
     if kind.phase in ("unlabelled", "both")
 ]
 SPARSE = [("spu", None), ("dosapp", None), ("spu", "self-training"), ("spu", "dosapp")]
+ONLY_CANDIDATES = {"beside": "nothing"}
 
 
 def named(pair) -> str:
@@ -56,7 +57,18 @@ class TestEveryMethod:
 
 @pytest.mark.parametrize("pair", SPARSE, ids=named)
 def test_sparse_methods_leave_everything_else_bit_identical(pair, small, tiny) -> None:
-    checks.weights_outside_the_candidates_stay(small(method=pair[0], adapt=pair[1]), tiny)
+    settings = small(method=pair[0], adapt=pair[1], options=ONLY_CANDIDATES)
+    checks.weights_outside_the_candidates_stay(settings, tiny)
+
+
+def test_spu_also_trains_biases_and_the_image_projection_whole(small, tiny) -> None:
+    before = {n: w.detach().clone() for n, w in tiny.weights().items()}
+    learner, _ = checks.lived(small(method="spu"), tiny, 1)
+    moved = {n for n, w in learner.student.net.weights().items() if not torch.equal(w, before[n])}
+    assert moved == set(tiny.first_mlp()) | set(tiny.beside_first_mlp())
+    assert len(tiny.beside_first_mlp()) == len(tiny.first_mlp()) + 1
+    projection = learner.student.net.weights()["visual_projection.weight"]
+    assert (projection != before["visual_projection.weight"]).float().mean() > 0.99
 
 
 def test_zero_shot_never_moves(small, tiny) -> None:
@@ -180,13 +192,19 @@ class TestRegistry:
         assert not FLYP().adapts
 
     def test_options_by_last_or_full_name(self) -> None:
-        assert settings_of(build("dosapp", options={"gamma": 0.5}))["smoothing.gamma"] == 0.5
+        assert build("dosapp", options={"gamma": 0.5}).settings()["smoothing.gamma"] == 0.5
         assert (
-            settings_of(build("dosapp", options={"learner.sparsity": 0.3}))["learner.sparsity"]
-            == 0.3
+            build("dosapp", options={"learner.sparsity": 0.3}).settings()["learner.sparsity"] == 0.3
         )
         pair = build("spu", "dosapp", {"sparsity": 0.3})
         assert pair.labelled.sparsity == pair.unlabelled.learner.sparsity == 0.3
+
+    def test_one_option_leaves_the_others_alone(self) -> None:
+        default = build("dosapp").settings()
+        assert default["learner.beside"] == "nothing"
+        assert build("dosapp", options={"sparsity": 0.3}).settings() == default | {
+            "learner.sparsity": 0.3
+        }
 
     @pytest.mark.parametrize(
         ("method", "adapt", "options", "says"),

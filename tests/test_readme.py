@@ -13,7 +13,7 @@ from dosapp import methods
 from dosapp.grid import plan
 from dosapp.metrics import DEFINITIONS
 from dosapp.result import Result
-from dosapp.settings import RATES
+from dosapp.settings import TUNED
 from test_cli import FLAGS, dosapp
 
 ROOT = Path(__file__).parents[1]
@@ -102,6 +102,6 @@ def test_committed_results_are_whole_and_of_this_format() -> None:
 
 
 def test_shipped_rates_say_where_they_come_from() -> None:
-    assert RATES.read_text().startswith("# dosapp tune")
-    rates = yaml.safe_load(RATES.read_text())
+    assert TUNED.read_text().startswith("# dosapp tune")
+    rates = yaml.safe_load(TUNED.read_text())
     assert set(rates["rates"]) == set(rates["seen"])

@@ -64,6 +64,16 @@ def test_same_seed_same_hash_other_seed_other_hash(stream) -> None:
     assert split(SHAPES, 4, seed=1).hash != stream.hash
 
 
+def test_the_hash_sees_labels() -> None:
+    pixels = InMemory(torch.zeros(4, 3, 4, 4, dtype=torch.uint8))
+    test = Part(pixels, np.array([0, 0, 1, 1]))
+    one, two = (
+        split(Dataset("pets", ("a", "b"), Part(pixels, np.array(labels)), test), 1)
+        for labels in ([0, 0, 1, 1], [0, 1, 1, 1])
+    )
+    assert one.hash != two.hash
+
+
 def test_chunks_never_repeat_a_picture(stream) -> None:
     chunked = stream.chunks()
     keys = [key for t in range(4) for key in chunked.session(t).unlabelled.keys()]
@@ -110,8 +120,11 @@ def test_concat_is_one_growing_class_space(stream) -> None:
     assert long.truth(5).max() == 15
     assert long.session(5).unlabelled.read(range(20)).shape == (20, 3, 32, 32)
     assert len(long.controls) == 2
+    assert long.boundaries == (4,)
     with pytest.raises(BadInput, match="two of the streams"):
         concat(stream, stream)
+    with pytest.raises(BadInput, match="different seeds or modifiers"):
+        concat(stream, split(SIGNS, 2, seed=1))
 
 
 def test_joint_is_the_same_tasks_in_one_session(stream) -> None:
@@ -157,6 +170,10 @@ class TestBadStreams:
             split(SHAPES, 2, order=["cat"])
         with pytest.raises(BadInput, match="twice"):
             split(SHAPES, 1, order=[SHAPES.classes[0]] * 2)
+
+    def test_an_empty_task(self) -> None:
+        with pytest.raises(BadInput, match="empty task"):
+            split(SHAPES, [[SHAPES.classes[0]], []])
 
     def test_fraction_outside(self) -> None:
         with pytest.raises(BadInput, match=r"fraction of D\^u is 1.5"):

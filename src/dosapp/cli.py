@@ -144,6 +144,7 @@ def progress(title: str) -> Iterator["Watch"]:
 
 
 def show(results: "list[Result]", as_json: bool) -> None:
+    from dosapp.metrics import DEFINITIONS
     from dosapp.report.tables import COLUMNS, rows
 
     if as_json:
@@ -154,8 +155,9 @@ def show(results: "list[Result]", as_json: bool) -> None:
     for name in COLUMNS.values():
         table.add_column(name, justify="right")
     for row in rows(results):
-        table.add_row(row.label, *(row.text(metric) for metric in COLUMNS))
+        table.add_row(row.name, *(row.text(metric) for metric in COLUMNS))
     out.print(table)
+    out.print(f"F = {DEFINITIONS['forgetting']}", style="dim", highlight=False, markup=False)
 
 
 # Commands
@@ -197,14 +199,14 @@ def run(
     as_json: Json = False,
 ) -> None:
     """One experiment: a learner, a stream, a matrix of accuracies."""
+    from dosapp.run import plan, settings_from
     from dosapp.run import run as compute
-    from dosapp.run import settings_from
     from dosapp.store import Store
 
-    settings = settings_from(config, {**flags, "options": parsed(options or [])})
-    place, again = (folder, resume) if folder else (Store(Path("runs")).place(settings), True)
-    with progress(settings.method) as watch:
-        result = compute(settings, place, resume=again, watch=watch)
+    planned = plan(settings_from(config, {**flags, "options": parsed(options or [])}))
+    place = folder or Store(Path("runs")).place(planned)
+    with progress(planned.settings.method) as watch:
+        result = compute(planned, place, resume=resume or folder is None, watch=watch)
     show([result], as_json)
     if not as_json:
         out.print(f"wrote {place}/result.json", highlight=False)
@@ -263,6 +265,7 @@ def tune(
     tries: Annotated[int, typer.Option(min=1, help="seeds per rate")] = 3,
     file: Annotated[Path, typer.Option("--out", help="YAML to write")] = Path("rates.yaml"),
     options: SetOption = None,
+    as_json: Json = False,
 ) -> None:
     """Choose learning rates on the first task's training images, and nothing else."""
     import yaml
@@ -272,7 +275,10 @@ def tune(
     from dosapp.tune import RATES
     from dosapp.tune import tune as choose
 
-    wanted = [float(r) for r in rates.split(",")] if rates else RATES
+    try:
+        wanted = [float(r) for r in rates.split(",")] if rates else RATES
+    except ValueError as error:
+        raise BadInput(f"rates are '{rates}'; write them as 1e-4,3e-4") from error
     found: dict[str, Any] = {"rates": {}, "seen": {}}
     for method in methods.split(","):
         settings = settings_from(
@@ -286,10 +292,14 @@ def tune(
             tuned = choose(settings, rates=wanted, seeds=tries, watch=watch)
         found["rates"][method] = tuned.lr
         found["seen"][method] = tuned.seen()
-        out.print(f"{method}: {tuned.lr:g}   {tuned.seen()['accuracy']}", highlight=False)
+        if not as_json:
+            out.print(f"{method}: {tuned.lr:g}   {tuned.seen()['accuracy']}", highlight=False)
     text = yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
     write_bytes(file, f"# {' '.join(['dosapp', *sys.argv[1:]])}\n{text}".encode())
-    out.print(f"wrote {file}", highlight=False)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        out.print(f"wrote {file}", highlight=False)
 
 
 @app.command()
@@ -322,7 +332,7 @@ def methods(
     as_json: Json = False,
 ) -> None:
     """What can learn, and what can adapt."""
-    from dosapp.methods import METHODS, settings_of
+    from dosapp.methods import METHODS
 
     if name is not None and name not in METHODS:
         raise unknown("method", name, METHODS, "dosapp methods")
@@ -333,7 +343,7 @@ def methods(
             "reference": kind.reference,
             "phase": kind.phase,
             "stores_data": kind.stores_data,
-            "settings": settings_of(kind()),
+            "settings": kind().settings(),
         }
         for n, kind in chosen.items()
     }
@@ -392,6 +402,7 @@ def report(
     places: Annotated[list[Path], typer.Argument(help="run folders, or folders of runs")],
     folder: Annotated[Path, typer.Option("--out", help="where to write")] = Path("report"),
     title: str = "DoSAPP: a comparison",
+    as_json: Json = False,
 ) -> None:
     """Results → report.md, report.html and figures."""
     from dosapp.report import write_report
@@ -399,8 +410,9 @@ def report(
 
     found = results(places)
     write_report(found, folder, title)
-    show(found, as_json=False)
-    out.print(f"wrote {folder}/report.html and report.md", highlight=False)
+    show(found, as_json)
+    if not as_json:
+        out.print(f"wrote {folder}/report.html and report.md", highlight=False)
 
 
 def main() -> None:
@@ -410,6 +422,10 @@ def main() -> None:
         app()
     except BadInput as error:
         err.print(f"dosapp: {error}", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(2)
+    except OSError as error:
+        where = error.filename or "the disk"
+        err.print(f"dosapp: cannot use '{where}' ({error.strerror})", highlight=False, markup=False)
         sys.exit(2)
     except KeyboardInterrupt:
         err.print("stopped; --resume goes on from the last checkpoint")

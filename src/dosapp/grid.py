@@ -20,6 +20,8 @@ from typing import Any
 
 from dosapp.errors import BadInput
 from dosapp.result import Result
+from dosapp.run import plan as prepare
+from dosapp.run import run
 from dosapp.settings import RunSettings, read_yaml
 from dosapp.storage import write_bytes
 from dosapp.store import Store
@@ -52,7 +54,10 @@ def plan(path: Path, seeds: str | None = None) -> list[RunSettings]:
 
 def product(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Lists become one choice each; `options` may hold lists too."""
-    options = list(product(values["options"])) if values.get("options") else None
+    given = values.get("options") or {}
+    if not isinstance(given, dict):
+        raise BadInput(f"options are '{given}'; write them as name: value")
+    options = list(product(given)) if given else None
     choices = {k: v if isinstance(v, list) else [v] for k, v in values.items() if k != "options"}
     if options:
         choices["options"] = options
@@ -65,7 +70,10 @@ def seed_list(text: str) -> list[int]:
     try:
         first, dash, last = text.partition("-")
         if dash:
-            return list(range(int(first), int(last) + 1))
+            seeds = list(range(int(first), int(last) + 1))
+            if not seeds:
+                raise BadInput(f"seeds are '{text}', which is none; write the smaller one first")
+            return seeds
         return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise BadInput(f"seeds are '{text}'; write 0-4 or 0,2,5") from error
@@ -87,11 +95,15 @@ def grid(
             watch(done[-1])
         return done
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_one_thread)
-    with pool:
-        futures = [pool.submit(compute, one, folder, keep) for one in planned]
+    try:
+        futures = {pool.submit(compute, one, folder, keep): one for one in planned}
         for future in as_completed(futures):
-            done.append(future.result())
+            error = future.exception()  # a worker that was killed takes its pool with it
+            died = Outcome(futures[future], None, f"a process died ({error}); run the grid again")
+            done.append(future.result() if error is None else died)
             watch(done[-1])
+    finally:
+        pool.shutdown(cancel_futures=True)
     return done
 
 
@@ -99,10 +111,11 @@ def compute(settings: RunSettings, folder: Path, keep: bool) -> Outcome:
     """One run in the store; its learner is dropped when the result is there, unless kept."""
     place: Path | None = None
     try:
-        store = Store(folder)
-        place = store.place(settings)
-        result = store.get(settings)
-        if not keep:
+        planned = prepare(settings)
+        place = Store(folder).place(planned)
+        fresh = not (place / "result.json").exists()
+        result = run(planned, place, resume=True)
+        if fresh and not keep:
             shutil.rmtree(place / "learner", ignore_errors=True)
         return Outcome(settings, result)
     except BadInput as error:

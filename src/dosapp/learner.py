@@ -24,6 +24,8 @@ from dosapp.storage import State, checksum, read_json, write_json
 from dosapp.streams import Labelled, Session
 from dosapp.student import Selection, Student
 
+FORMAT = 1  # of learner.json
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -45,12 +47,12 @@ class Learner:
     def __init__(
         self, settings: LearnerSettings | None = None, net: Backbone | None = None
     ) -> None:
-        self.settings = settings or LearnerSettings()
+        self.settings = (settings or LearnerSettings()).resolved()
         net = net or load_backbone(self.settings.backbone)
         self.fingerprint = net.fingerprint()
         s = self.settings
         self.method: Method = build(s.method, s.adapt, s.options)
-        self.student = Student(net, lr=s.rate, weight_decay=s.weight_decay, seed=s.seed)
+        self.student = Student(net, lr=s.rate, weight_decay=s.weight_decay)
         self.memory = Memory(s.memory, s.seed)
         self.sessions = 0  # finished ones
         self.method.start(self.student)
@@ -269,7 +271,7 @@ class Learner:
         """`learner.json`: what must be known before any tensor is read."""
         path = folder / "learner.json"
         facts = {
-            "format": 1,
+            "format": FORMAT,
             "settings": self.settings.model_dump(mode="json"),
             "fingerprint": self.fingerprint,
             "stores_images": self.settings.memory > 0,
@@ -285,7 +287,11 @@ class Learner:
         if not (folder / "learner.json").exists():
             raise BadInput(f"'{folder}' holds no learner: there is no learner.json in it")
         known = read_json(folder / "learner.json")
-        learner = cls(LearnerSettings(**known["settings"]), net)
+        if known.get("format") != FORMAT:
+            raise BadInput(
+                f"'{folder}' has format {known.get('format')}; this dosapp reads {FORMAT}"
+            )
+        learner = cls(LearnerSettings.checked(known["settings"], str(folder)), net)
         if learner.fingerprint != known["fingerprint"]:
             raise BadInput(
                 f"'{folder}' was learned with a backbone of fingerprint {known['fingerprint']}, "

@@ -58,10 +58,7 @@ def forgetting_renate(R: Matrix) -> float:
 
 
 def forgetting_libcontinual(R: Matrix) -> float:
-    earlier = _earlier(R)
-    if not earlier:
-        return np.nan
-    return float(sum(R[-1, j] - R[j, j] for j in earlier[:-1]) / len(earlier))
+    return backward_transfer(R)
 
 
 def backward_transfer(R: Matrix) -> float:
@@ -123,7 +120,8 @@ DEFINITIONS: Mapping[str, str] = {
     "forgetting_pycil": "1/(T-1) Σ_{j<T} max_{j≤i≤T} (R[i,j] - R[T,j])  (PyCIL, PILOT, Mammoth)",
     "forgetting_avalanche": "1/(T-1) Σ_{j<T} (R[j,j] - R[T,j])",
     "forgetting_renate": "1/(T-1) Σ_{j<T} max_{i<T} (R[i,j] - R[T,j]); needs R before learning",
-    "forgetting_libcontinual": "1/(T-1) Σ_{j<T-1} (R[T,j] - R[j,j]); opposite sign",
+    "forgetting_libcontinual": "1/(T-1) Σ_{j<T} (R[T,j] - R[j,j]); opposite sign",
+    "zero_shot_accuracy": "accuracy of the untouched model over all classes, mean over tasks",
     "control_accuracy": "zero-shot accuracy on classes nobody trains, among themselves, at the end",
     "control_kept": "control_accuracy less its value before any learning",
 }

@@ -8,6 +8,7 @@ moderate strength make the features usable, but not comfortable, in the benchmar
 import json
 import math
 import random
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ def untrained(seed: int) -> Clip:
 def pretrain(
     folder: Path,
     *,
-    steps: int = 6000,
+    steps: int = 3400,
     batch: int = 256,
     lr: float = 1e-3,
     signs: float = 0.2,
@@ -133,7 +134,11 @@ def pretrain(
 
 
 def write(net: Clip, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    net.model.save_pretrained(folder)
-    net.tokenizer.save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSING, indent=2) + "\n")
+    """A whole folder or none: written beside its place and moved there."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as beside:
+        made = Path(beside) / "model"
+        net.model.save_pretrained(made)
+        net.tokenizer.save_pretrained(made)
+        (made / "preprocessor_config.json").write_text(json.dumps(PROCESSING, indent=2) + "\n")
+        made.rename(folder)

@@ -28,6 +28,8 @@ from dosapp.data import load_dataset
 from dosapp.data.base import Dataset, Prompts
 from dosapp.errors import BadInput
 from dosapp.learner import Learner
+from dosapp.methods import build
+from dosapp.methods.base import Method
 from dosapp.metrics import (
     DEFINITIONS,
     OF_R,
@@ -69,6 +71,7 @@ class Progress:
     matrices: dict[str, dict[str, list[list[float | None]]]] = field(default_factory=dict)
     ahead: list[float] = field(default_factory=list)
     zero_shot: list[float] = field(default_factory=list)
+    untouched: float = 0.0
     control: list[float] = field(default_factory=list)
     right: list[int] = field(default_factory=list)  # pseudo-labels, per session
     guessed: list[int] = field(default_factory=list)
@@ -131,7 +134,7 @@ def _order(path: Path | None) -> tuple[list[str] | None, list[list[str]] | None]
     try:
         text = path.read_text()
         found = yaml.safe_load(text)
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise BadInput(f"class order '{path}' cannot be read ({error})") from error
     if isinstance(found, list) and all(isinstance(group, list) for group in found):
         return None, [[str(name) for name in group] for group in found]
@@ -156,14 +159,48 @@ def label(settings: RunSettings) -> str:
     return text + (f" + ER={settings.memory}" if settings.memory else "")
 
 
-def identity(settings: RunSettings, stream: Stream, fingerprint: str) -> dict[str, Any]:
-    """Everything that determines a result, and nothing that does not: no places on a disk."""
-    said = settings.resolved().model_dump(mode="json")
+@dataclass(frozen=True)
+class Plan:
+    """A run before its first step: what it will see, and the key its result belongs under."""
+
+    settings: RunSettings
+    net: Backbone
+    method: Method
+    stream: Stream
+    identity: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        return key_of(self.identity)
+
+
+def plan(settings: RunSettings) -> Plan:
+    settings = settings.resolved()
+    net = load_backbone(settings.backbone)
+    method = build(settings.method, settings.adapt, settings.options)
+    stream = open_stream(settings, net)
+    if method.joint:
+        stream = stream.joint()
+    return Plan(settings, net, method, stream, identity(settings, net, method, stream))
+
+
+def identity(
+    settings: RunSettings, net: Backbone, method: Method, stream: Stream
+) -> dict[str, Any]:
+    """Everything that determines a result, and nothing that does not.
+
+    The stream's hash stands for all that shapes it, the fingerprint for the backbone, the method
+    for its options and defaults. A new setting enters here only where it is not neutral.
+    """
+    s = settings
     return {
         "meaning": MEANING,
-        "settings": said | {"data": stream.name, "class_order": None},
+        "method": s.method,
+        "adapt": s.adapt,
+        "options": method.settings(),
+        "learning": [s.rate, s.weight_decay, s.epochs, s.batch, s.stream_batch, s.memory, s.seed],
         "stream": stream.hash,
-        "backbone": fingerprint,
+        "backbone": net.fingerprint(),
     }
 
 
@@ -171,51 +208,57 @@ def identity(settings: RunSettings, stream: Stream, fingerprint: str) -> dict[st
 
 
 def run(
-    settings: RunSettings, folder: Path, *, resume: bool = False, watch: Watch | None = None
+    settings: RunSettings | Plan,
+    folder: Path,
+    *,
+    resume: bool = False,
+    watch: Watch | None = None,
 ) -> Result:
     """Run or finish a run in its folder; a finished one is read, not computed again."""
-    watch = watch or Watch()
-    settings = settings.resolved()
-    net = load_backbone(settings.backbone)
-    stream = open_stream(settings, net)
-    stream.check()
-    learner = Learner(settings.learner(), net)
-    if learner.method.joint:
-        stream = stream.joint()
-    facts = identity(settings, stream, learner.fingerprint)
-    _claim(folder, facts, resume)
-    with locked(folder):
-        if (folder / "result.json").exists():
-            return Result.read(folder)
-        return Experiment(settings, stream, learner, folder, key_of(facts), watch).finish()
+    planned = settings if isinstance(settings, Plan) else plan(settings)
+    known = _known(folder, planned.identity, resume)
+    if known and (folder / "result.json").exists():
+        return Result.read(folder)
+    planned.stream.check()
+    learner = Learner(planned.settings.learner(), planned.net)
+    threads = known["threads"] if known else torch.get_num_threads()
+    if not known:
+        write_json(folder / "run.json", {"identity": planned.identity, "threads": threads})
+    with locked(folder), _threads(threads):
+        return Experiment(planned, learner, folder, watch or Watch()).finish()
 
 
-def _claim(folder: Path, facts: Mapping[str, Any], resume: bool) -> None:
-    """Make the folder ours; never take over one that holds another run."""
+def _known(folder: Path, identity: Mapping[str, Any], resume: bool) -> dict[str, Any] | None:
+    """What the folder says of the run in it, if it is this one; never take over another's."""
     path = folder / "run.json"
-    if path.exists():
-        if not resume:
-            raise BadInput(f"'{folder}' already holds a run; add --resume to go on with it")
-        if read_json(path) != json.loads(json.dumps(facts)):
-            raise BadInput(f"'{folder}' holds a run with other settings; choose another --out")
-        return
-    if folder.exists() and any(folder.iterdir()):
-        raise BadInput(f"'{folder}' is not empty and holds no run; choose another --out")
-    write_json(path, facts)
+    if not path.exists():
+        left = [p for p in folder.iterdir() if p.name[0] != "."] if folder.exists() else []
+        if left and [p.name for p in left] != ["error.log"]:
+            raise BadInput(f"'{folder}' is not empty and holds no run; choose another --out")
+        return None
+    if not resume:
+        raise BadInput(f"'{folder}' already holds a run; add --resume to go on with it")
+    found: dict[str, Any] = read_json(path)
+    if found.get("identity") != json.loads(json.dumps(identity)):
+        raise BadInput(f"'{folder}' holds a run with other settings; choose another --out")
+    return found
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """The number of threads decides how sums are rounded, so a run keeps the one it began with."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Experiment:
-    def __init__(
-        self,
-        settings: RunSettings,
-        stream: Stream,
-        learner: Learner,
-        folder: Path,
-        key: str,
-        watch: Watch,
-    ) -> None:
-        self.settings, self.stream, self.learner = settings, stream, learner
-        self.folder, self.key, self.watch = folder, key, watch
+    def __init__(self, planned: Plan, learner: Learner, folder: Path, watch: Watch) -> None:
+        self.settings, self.stream, self.key = planned.settings, planned.stream, planned.key
+        self.learner, self.folder, self.watch = learner, folder, watch
         self.history = learner.history(folder / "learner")
         self.progress = Progress()
 
@@ -299,8 +342,9 @@ class Experiment:
     def _before_all(self) -> None:
         """Zero-shot accuracy on each task among the classes met by then, and on the control set."""
         net = self.learner.student.net
-        for j in range(len(self.stream.tasks)):
-            self.progress.zero_shot.append(self._accuracy(net, j, range(j + 1)))
+        every = range(len(self.stream.tasks))
+        self.progress.zero_shot = [self._accuracy(net, j, range(j + 1)) for j in every]
+        self.progress.untouched = float(np.mean([self._accuracy(net, j, every) for j in every]))
         self.progress.control.append(self._control())
 
     def _look_ahead(self, t: int) -> None:
@@ -398,8 +442,8 @@ class Experiment:
         metrics = {name: formula(R) for name, formula in OF_R.items()}
         metrics["sample_weighted_accuracy"] = sample_weighted_accuracy(R, sizes)
         ahead, zero = np.array(progress.ahead), np.array(progress.zero_shot)
-        metrics["forward_transfer"] = forward_transfer(ahead, zero)
-        metrics["zero_shot_accuracy"] = self._zero_shot()
+        metrics["forward_transfer"] = forward_transfer(ahead, zero) if len(R) > 1 else np.nan
+        metrics["zero_shot_accuracy"] = progress.untouched
         metrics["control_accuracy"] = self._control()
         metrics["control_kept"] = metrics["control_accuracy"] - progress.control[0]
         sessions = range(len(stream.groups))
@@ -433,7 +477,7 @@ class Experiment:
                 "name": stream.name,
                 "hash": stream.hash,
                 "images": [len(stream.session(t).unlabelled) for t in sessions],
-                "boundaries": _boundaries(self.settings, len(stream.tasks)),
+                "boundaries": list(stream.boundaries),
             },
             pseudo_labels=_shares(progress.right, progress.guessed, 100),
             disagreement=_shares(progress.differed, progress.guessed, 100),
@@ -453,12 +497,6 @@ class Experiment:
             finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
 
-    def _zero_shot(self) -> float:
-        """The untouched model over all classes, mean over tasks."""
-        untouched = load_backbone(self.settings.backbone)
-        every = range(len(self.stream.tasks))
-        return float(np.mean([self._accuracy(untouched, j, every) for j in every]))
-
     def _per_class(self) -> dict[str, float]:
         expert = next(iter(self.experts().values()))
         names = self._names(range(len(self.stream.tasks)))
@@ -475,15 +513,10 @@ def _shares(parts: list[Any], wholes: list[int], times: float) -> list[float | N
     return [times * p / w if w else None for p, w in zip(parts, wholes, strict=True)]
 
 
-def _boundaries(settings: RunSettings, tasks: int) -> list[int]:
-    """Where one dataset ends and the next begins, as numbers of tasks."""
-    return list(range(settings.tasks, tasks, settings.tasks))
-
-
 def settings_from(path: Path | None, flags: Mapping[str, Any]) -> RunSettings:
     """A file's settings with the flags on top."""
     values = read_yaml(path) if path else {}
-    options = {**values.get("options", {}), **flags.get("options", {})}
-    merged = {**values, **flags} | ({"options": options} if options else {})
+    options = {**(values.get("options") or {}), **flags.get("options", {})}
+    merged = {**values, **flags, "options": options}
     found: RunSettings = RunSettings.checked(merged, str(path) if path else "the settings")
     return found

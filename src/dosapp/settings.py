@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dosapp.errors import BadInput, unknown
 
 PAPER_RATE = 7.5e-6
-RATES = Path(__file__).parent / "backbones" / "tiny" / "rates.yaml"  # chosen by `dosapp tune`
+TUNED = Path(__file__).parent / "backbones" / "tiny" / "rates.yaml"  # chosen by `dosapp tune`
 
 
 class Checked(BaseModel):
@@ -27,7 +27,7 @@ class Checked(BaseModel):
         """The settings, or one sentence about the first thing wrong with them."""
         for key in values:
             if key not in cls.model_fields:
-                raise unknown(f"key in {where}", key, cls.model_fields)
+                raise unknown(f"key in {where}", str(key), cls.model_fields)
         try:
             return cls(**values)
         except ValidationError as error:
@@ -55,11 +55,15 @@ class LearnerSettings(Checked):
         """The learning rate in force. The tiny backbone has rates from `dosapp tune`."""
         if self.lr is not None:
             return self.lr
-        if self.backbone == "tiny" and RATES.exists():
-            rates: dict[str, float] = yaml.safe_load(RATES.read_text())["rates"]
+        if self.backbone == "tiny" and TUNED.exists():
+            rates: dict[str, float] = yaml.safe_load(TUNED.read_text())["rates"]
             if self.method in rates:
                 return rates[self.method]
         return PAPER_RATE
+
+    def resolved(self) -> Self:
+        """With the learning rate written out, so that the settings say all that happens."""
+        return self.model_copy(update={"lr": self.rate})
 
 
 class RunSettings(LearnerSettings):
@@ -84,10 +88,6 @@ class RunSettings(LearnerSettings):
     def learner(self) -> LearnerSettings:
         return LearnerSettings(**{k: getattr(self, k) for k in LearnerSettings.model_fields})
 
-    def resolved(self) -> "RunSettings":
-        """With the learning rate written out, so that the settings say all that happens."""
-        return self.model_copy(update={"lr": self.rate})
-
 
 def read_yaml(path: Path) -> dict[str, Any]:
     try:
@@ -110,7 +110,10 @@ def parsed(pairs: list[str]) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise BadInput(f"--set got '{pair}'; write it as name=value, for example sparsity=0.3")
-        result[key.strip()] = yaml.safe_load(value)
+        try:
+            result[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise BadInput(f"--set {key} got '{value}', which cannot be read as a value") from error
     return result
 
 

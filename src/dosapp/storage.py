@@ -148,19 +148,23 @@ def changes(
     groups: dict[tuple[str, torch.Size], list[str]] = {}
     for key, tensor in new.items():
         before = old.get(key)
-        if before is not None and before.shape == tensor.shape and torch.equal(before, tensor):
+        if (
+            before is not None
+            and before.shape == tensor.shape
+            and not differs(before, tensor).any()
+        ):
             continue
         if tensor.dtype == torch.bool:
             result[f"packed/{key}"] = _pack(tensor)
             result[f"shape/{key}"] = torch.tensor(tensor.shape)
         elif tensor.is_floating_point() and (before is None or before.shape == tensor.shape):
-            groups.setdefault((key.partition("/")[2], tensor.shape), []).append(key)
+            groups.setdefault((_weight(key), tensor.shape), []).append(key)
         else:
             result[f"dense/{key}"] = tensor
     for (name, shape), keys in groups.items():
         moved = torch.zeros(shape, dtype=torch.bool)
         for key in keys:
-            moved |= new[key] != _before(key, new[key], old, base)
+            moved |= differs(new[key], _before(key, new[key], old, base))
         stored = len(keys) * int(moved.sum())  # values, against bits for each entry
         if stored + moved.numel() / 32 >= len(keys) * moved.numel():
             result |= {f"dense/{key}": new[key] for key in keys}
@@ -190,12 +194,25 @@ def applied(
         elif kind == "packed":
             result[key] = _unpack(value, changed[f"shape/{key}"])
         elif kind == "values":
-            moved = _unpack(changed[f"bits/{key.partition('/')[2]}"], changed[f"shape/{key}"])
+            moved = _unpack(changed[f"bits/{_weight(key)}"], changed[f"shape/{key}"])
             like = torch.empty(moved.shape, dtype=value.dtype)
             whole = _before(key, like, old, base).clone()
             whole[moved] = value
             result[key] = whole
     return result
+
+
+def differs(a: Tensor, b: Tensor) -> Tensor:
+    """Where the bits differ: 0.0 and -0.0 do, equal NaNs do not."""
+    if not a.is_floating_point():
+        return a != b
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return a.contiguous().view(bits) != b.contiguous().view(bits)
+
+
+def _weight(key: str) -> str:
+    """`student/x` and `method/best/x` are roles of the weight x."""
+    return key.rpartition("/")[2]
 
 
 def _before(key: str, like: Tensor, old: Mapping[str, Tensor], base: Base) -> Tensor:

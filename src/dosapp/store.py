@@ -3,33 +3,23 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from dosapp.backbones.clip import load as load_backbone
 from dosapp.errors import BadInput
-from dosapp.methods import build
 from dosapp.result import Result
-from dosapp.run import Watch, identity, open_stream, run
-from dosapp.settings import RunSettings, key_of
-
-
-def key(settings: RunSettings) -> str:
-    """Where a run's result belongs. Needs the stream, not a single step of learning."""
-    net = load_backbone(settings.backbone)
-    stream = open_stream(settings, net)
-    if build(settings.method, settings.adapt, settings.options).joint:
-        stream = stream.joint()
-    return key_of(identity(settings, stream, net.fingerprint()))
+from dosapp.run import Plan, Watch, plan, run
+from dosapp.settings import RunSettings
 
 
 class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def place(self, settings: RunSettings) -> Path:
-        return self.folder / key(settings)
+    def place(self, planned: Plan) -> Path:
+        return self.folder / planned.key
 
     def get(self, settings: RunSettings, watch: Watch | None = None) -> Result:
         """The result, computed if it is missing and finished if it is half there."""
-        return run(settings, self.place(settings), resume=True, watch=watch)
+        planned = plan(settings)
+        return run(planned, self.place(planned), resume=True, watch=watch)
 
 
 def results(places: Iterable[Path]) -> list[Result]:

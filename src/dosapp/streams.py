@@ -35,6 +35,8 @@ class Unlabelled:
     def read(self, positions: Sequence[int] | Rows) -> Tensor:
         """`float32 [n, 3, H, W]` in [0, 1], with this view's noise."""
         chosen = self.items[np.asarray(positions, dtype=np.int64)]
+        if not len(chosen):
+            return torch.zeros(0, 3, 0, 0)
         batch: list[Tensor] = [torch.empty(0)] * len(chosen)
         for source in np.unique(chosen[:, 0]):
             places = np.flatnonzero(chosen[:, 0] == source)
@@ -71,6 +73,9 @@ class Labelled(Unlabelled):
     def of(cls, part: Part, rows: Rows, labels: Rows) -> "Labelled":
         items = np.stack([np.zeros_like(rows), rows], axis=1)
         return cls((part.pictures,), items, labels=labels)
+
+    def labelled_keys(self) -> list[tuple[str, int]]:
+        return list(zip(self.keys(), self.labels.tolist(), strict=True))
 
     def only(self, positions: Rows) -> "Labelled":
         return replace(self, items=self.items[positions], labels=self.labels[positions])
@@ -162,6 +167,7 @@ class Stream:
     again: bool = True  # session t streams D^u of all seen tasks; else disjoint chunks of it
     order: Literal["shuffled", "correlated"] = "shuffled"
     together: bool = False  # joint training: one session with every class
+    boundaries: tuple[int, ...] = ()  # the tasks before which another dataset begins
 
     # Modifiers
 
@@ -296,12 +302,19 @@ class Stream:
             "sessions": [
                 {
                     "classes": self.session(n).classes,
-                    "train": self.session(n).train.keys(),
-                    "stream": self._stream(n).keys(),
+                    "train": self.session(n).train.labelled_keys(),
+                    "stream": self._stream(n).labelled_keys(),
                 }
                 for n in range(len(self.groups))
             ],
-            "tests": [task.test.keys() for task in self.tasks],
+            "tests": [task.test.labelled_keys() for task in self.tasks],
+            "controls": [
+                [
+                    control.classes,
+                    [control.test.pictures.key(n) for n in range(len(control.test.labels))],
+                ]
+                for control, _ in self.controls
+            ],
             "noise": [[task.field.noise, task.test.noise] for task in self.tasks],
             "prompts": [[task.prompts.train, *task.prompts.evaluate] for task in self.tasks],
         }
@@ -377,8 +390,12 @@ def concat(*streams: Stream) -> Stream:
         raise BadInput(
             f"class '{min(twice)}' is in two of the streams to join; class names must be disjoint"
         )
+    if len({(s.seed, s.again, s.order, s.together, s.tasks[0].field.noise) for s in streams}) > 1:
+        raise BadInput("the streams to join have different seeds or modifiers; modify them after")
+    starts = np.cumsum([len(stream.tasks) for stream in streams])[:-1]
     return replace(
         first,
+        boundaries=tuple(starts.tolist()),
         name="+".join(stream.name for stream in streams),
         tasks=tuple(task for stream in streams for task in stream.tasks),
         controls=tuple(control for stream in streams for control in stream.controls),
@@ -395,6 +412,8 @@ def _groups(
 ) -> list[list[str]]:
     if not isinstance(tasks, int):
         groups = [list(group) for group in tasks]
+        if not all(groups):
+            raise BadInput("the class order has an empty task; give every task at least one class")
         _check_names([name for group in groups for name in group], dataset)
         return groups
     names = list(order) if order is not None else list(dataset.classes)

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dosapp.backbones.base import Backbone
-from dosapp.core.chance import torch_chance
 from dosapp.core.entries import Entries
 from dosapp.core.losses import clip_loss
 from dosapp.core.masks import Mask, Scores, gradient_scores
@@ -32,12 +31,14 @@ class Selection:
     rates: Mapping[str, float] = field(default_factory=dict)  # times the learning rate
 
 
+class Diverged(BadInput):
+    """Learning went wrong by itself: the rate was too large."""
+
+
 class Student:
-    def __init__(
-        self, net: Backbone, *, lr: float = 7.5e-6, weight_decay: float = 0.2, seed: int = 0
-    ) -> None:
+    def __init__(self, net: Backbone, *, lr: float = 7.5e-6, weight_decay: float = 0.2) -> None:
         self.net = net
-        self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
+        self.lr, self.weight_decay = lr, weight_decay
         self.classes: list[str] = []
         self.prompts: dict[str, Prompts] = {}
         self.selection = Selection()
@@ -132,7 +133,7 @@ class Student:
         that weight decay and old moments do not act alone. Says whether a step was taken.
         """
         if not torch.isfinite(loss):
-            raise BadInput(
+            raise Diverged(
                 f"the loss became {loss.item()} at step {self.steps} with learning rate "
                 f"{self.lr:g}; try a smaller one, for example --lr {self.lr / 10:g}"
             )
@@ -189,12 +190,6 @@ class Student:
             mask = {n: mask.get(n, whole[n].bool()) for n in apart}
         smooth(apart, mine, mask, active=active, frozen=frozen)
         teacher.revision += 1
-
-    # Chance
-
-    def generator(self, purpose: str, *position: int) -> torch.Generator:
-        """Random numbers for a purpose and a place in time, so that any step can be done again."""
-        return torch_chance(self.seed, purpose, *position)
 
     # Saving: what the next step needs besides the weights
 

@@ -20,6 +20,7 @@ from dosapp.learner import Learner
 from dosapp.run import open_stream
 from dosapp.settings import RunSettings
 from dosapp.streams import Labelled, Session
+from dosapp.student import Diverged
 
 RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 
@@ -67,7 +68,7 @@ def tune(
             learner = Learner(settings.learner().model_copy(update={"lr": lr, "seed": seed}))
             try:
                 learner.learn(teach)
-            except BadInput:  # diverged: the worst a rate can do
+            except Diverged:  # the worst a rate can do
                 right += [False] * len(held)
                 continue
             answers = [p.label for p in learner.predict(held.read(np.arange(len(held))), top=1)]

@@ -28,6 +28,9 @@ class Backbone(Protocol):
     def first_mlp(self) -> Mapping[str, nn.Parameter]:
         """The paper's candidates: the first MLP layer's weights of every block of both towers."""
 
+    def beside_first_mlp(self) -> Mapping[str, nn.Parameter]:
+        """What SPU's code updates whole: the biases of those layers and the image projection."""
+
     def twin(self, own: Collection[str] = ()) -> "Backbone":
         """Another backbone that shares every tensor with this one except those named in `own`."""
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from dosapp.errors import BadInput
+from dosapp.errors import BadInput, unknown
 
 if TYPE_CHECKING:
     from transformers import CLIPModel
@@ -30,6 +30,18 @@ KNOWN = {
     "ViT-L-14": "openai/clip-vit-large-patch14",
 }
 TINY = Path(__file__).parent / "tiny"
+
+# What of a config changes an answer; the rest (library version, initialisation) does not.
+COMPUTES = (
+    "hidden_act",
+    "layer_norm_eps",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "patch_size",
+    "image_size",
+    "eos_token_id",
+)
+MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 
 def transformers() -> Any:
@@ -56,9 +68,8 @@ class Clip:
         self.processing = dict(processing)
         self.revision = 0
         self.pixels: int = model.config.vision_config.image_size
-        mean, std = self.processing["image_mean"], self.processing["image_std"]
-        self._mean = torch.tensor(mean).view(3, 1, 1)
-        self._std = torch.tensor(std).view(3, 1, 1)
+        self._mean = torch.tensor(self.processing["image_mean"]).view(3, 1, 1)
+        self._std = torch.tensor(self.processing["image_std"]).view(3, 1, 1)
         self._ids: dict[str, list[int]] = {}
 
     # Features
@@ -111,6 +122,13 @@ class Clip:
     def first_mlp(self) -> dict[str, nn.Parameter]:
         return {n: w for n, w in self.weights().items() if n.endswith(".mlp.fc1.weight")}
 
+    def beside_first_mlp(self) -> dict[str, nn.Parameter]:
+        return {
+            name: weight
+            for name, weight in self.weights().items()
+            if name.endswith(".mlp.fc1.bias") or name == "visual_projection.weight"
+        }
+
     def twin(self, own: Collection[str] = ()) -> "Clip":
         tensors = [*self.model.parameters(), *self.model.buffers()]
         other = copy.copy(self)
@@ -130,9 +148,10 @@ class Clip:
         for name, weight in sorted(self.weights().items()):
             digest.update(name.encode())
             digest.update(weight.detach().cpu().contiguous().numpy().tobytes())
+        config = self.model.config
         meaning = {
-            "vision": self.model.config.vision_config.to_dict(),
-            "text": self.model.config.text_config.to_dict(),
+            "vision": {k: getattr(config.vision_config, k, None) for k in COMPUTES},
+            "text": {k: getattr(config.text_config, k, None) for k in COMPUTES},
             "processing": self.processing,
             "tokens": self.tokens(["a photo of a red striped triangle."]).tolist(),
         }
@@ -145,8 +164,7 @@ class Clip:
         """Shorter side to `size`, centre crop, RGB: the processor file's settings, with Pillow."""
         settings = self.processing
         image = image.convert("RGB")
-        resample = Image.Resampling(settings.get("resample", Image.Resampling.BICUBIC))
-        size = settings["size"]
+        resample, size = Image.Resampling(settings["resample"]), settings["size"]
         if "shortest_edge" in size:
             ratio = size["shortest_edge"] / min(image.size)
             # transformers truncates the longer side; exact arithmetic keeps the shorter one
@@ -173,11 +191,30 @@ def walk(
     return tokens
 
 
+def read_processing(where: str) -> dict[str, Any]:
+    """Size, resampling, mean and std, from either of the files transformers has used for them."""
+    find = transformers().utils.cached_file
+    try:
+        found = json.loads(Path(find(where, "preprocessor_config.json")).read_text())
+    except OSError:
+        found = json.loads(Path(find(where, "processor_config.json")).read_text())
+        found = found["image_processor"]
+    size = found["size"]
+    return {
+        "size": {"shortest_edge": size} if isinstance(size, int) else dict(size),
+        "resample": int(found.get("resample", Image.Resampling.BICUBIC)),
+        "image_mean": list(found.get("image_mean") or MEAN),
+        "image_std": list(found.get("image_std") or STD),
+    }
+
+
 def load(name: str) -> Clip:
     """A backbone by what people call it: `tiny`, `ViT-B-16`, a local folder, or a hub id."""
     source = KNOWN.get(name.replace("/", "-"), name)
     folder = TINY if name == "tiny" else Path(source)
     local = folder.is_dir()
+    if not local and "/" not in source:
+        raise unknown("backbone", name, ["tiny", *KNOWN], "dosapp backbones")
     if local and not (folder / "config.json").exists():
         raise BadInput(
             f"backbone folder '{name}' has no config.json; it must be a folder written by "
@@ -188,9 +225,8 @@ def load(name: str) -> Clip:
     try:
         model = library.CLIPModel.from_pretrained(where, local_files_only=local)
         tokenizer = library.AutoTokenizer.from_pretrained(where, local_files_only=local)
-        file = library.utils.cached_file(where, "preprocessor_config.json")
-        processing = json.loads(Path(file).read_text())
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        processing = read_processing(where)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0][:160]
         raise BadInput(
             f"backbone '{name}' could not be loaded ({reason}); use 'tiny', one of "

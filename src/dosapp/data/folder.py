@@ -6,6 +6,8 @@ FILE.csv with columns path, label and perhaps split (train or test)
 """
 
 import csv
+import hashlib
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -34,6 +36,7 @@ class Files:
     prepare: Prepare
     workers: int = 2
     _decoded: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    _keys: dict[int, str] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -52,8 +55,15 @@ class Files:
         self.read(range(len(self)))
 
     def key(self, row: int) -> str:
-        path = self.paths[row]
-        return f"{path.relative_to(self.root)}:{path.stat().st_size}"
+        """Where it is and what is in it: the same name with other bytes is another picture."""
+        if row not in self._keys:
+            path = self.paths[row]
+            try:
+                content = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+            except OSError as error:
+                raise BadInput(f"image '{path}' cannot be read ({error.strerror})") from error
+            self._keys[row] = f"{os.path.relpath(path, self.root)}:{content}"
+        return self._keys[row]
 
 
 def open_image(path: Path) -> Image.Image:
@@ -137,6 +147,8 @@ def _from_csv(path: Path) -> tuple[Found, Found]:
         raise BadInput(f"'{path}' cannot be read as CSV ({error})") from error
     if not rows or not {"path", "label"} <= set(rows[0]):
         raise BadInput(f"'{path}' needs a header with the columns path and label, and some rows")
+    if not all(row["path"] and row["label"] for row in rows):
+        raise BadInput(f"'{path}' has a row without a path or a label; every picture needs both")
     found = [(path.parent / row["path"], row["label"]) for row in rows]
     splits = [row.get("split") for row in rows]
     if not any(splits):

@@ -1,7 +1,6 @@
 """Every method by name. Adding one is a file and a line here."""
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -30,18 +29,6 @@ def named(name: str) -> type[Method]:
     return METHODS[name]
 
 
-def settings_of(value: object) -> dict[str, Any]:
-    """A method's settings as a flat dictionary: `smoothing.gamma`, `learner.sparsity`, …"""
-    flat: dict[str, Any] = {}
-    for item in fields(value):  # type: ignore[arg-type]
-        inner = getattr(value, item.name)
-        if is_dataclass(inner):
-            flat |= {f"{item.name}.{key}": v for key, v in settings_of(inner).items()}
-        else:
-            flat[item.name] = inner
-    return flat
-
-
 def build(
     method: str, adapt: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Method:
@@ -57,11 +44,11 @@ def build(
         places = [
             (half, path)
             for half, kind in kinds.items()
-            for path in settings_of(kind())
+            for path in kind().settings()
             if path == name or path.endswith(f".{name}")
         ]
         if not places:
-            known = [p.rpartition(".")[2] for kind in kinds.values() for p in settings_of(kind())]
+            known = [p.rpartition(".")[2] for kind in kinds.values() for p in kind().settings()]
             raise unknown("setting", name, known, f"dosapp methods {method}")
         for half, path in places:
             chosen[half][path] = value
@@ -69,9 +56,10 @@ def build(
     return made[0].then(made[1]) if adapt else made[0]
 
 
-def _make(kind: type[Method], flat: Mapping[str, Any]) -> Method:
+def _make(kind: type[Method], chosen: Mapping[str, Any]) -> Method:
+    """The method with these settings instead of its own; parts keep their other settings."""
     nested: dict[str, Any] = {}
-    for path, value in flat.items():
+    for path, value in {**kind().settings(), **chosen}.items():
         inner = nested
         *outer, last = path.split(".")
         for step in outer:

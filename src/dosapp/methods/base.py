@@ -7,10 +7,10 @@ Fields of a method's dataclass are its settings: flags, YAML keys and rows of `d
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, ClassVar, Literal, TypeVar, cast, dataclass_transform
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
@@ -18,7 +18,13 @@ from dosapp.backbones.base import Backbone
 from dosapp.streams import Session
 from dosapp.student import Selection, Student
 
-settings = checked(config=ConfigDict(extra="forbid"))
+T = TypeVar("T")
+
+
+@dataclass_transform(field_specifiers=(Field,))
+def settings(kind: type[T]) -> type[T]:
+    """A dataclass whose fields are checked when it is made."""
+    return cast("type[T]", checked(config=ConfigDict(extra="forbid"))(kind))
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,17 @@ class Guess:
 
 
 State = dict[str, Tensor]
+
+
+def flat(value: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for item in fields(value):
+        inner = getattr(value, item.name)
+        if is_dataclass(inner):
+            found |= {f"{item.name}.{key}": v for key, v in flat(inner).items()}
+        else:
+            found[item.name] = inner
+    return found
 
 
 @settings
@@ -100,6 +117,10 @@ class Method:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None: ...
 
+    def settings(self) -> dict[str, Any]:
+        """All settings, flat: `smoothing.gamma`, `learner.sparsity`, …"""
+        return flat(self)
+
     def then(self, adapter: "Method") -> "Then":
         """Learn with this method, adapt with the other."""
         return Then(self, adapter)
@@ -116,6 +137,11 @@ class Then(Method):
 
     def __repr__(self) -> str:
         return f"{self.labelled!r}.then({self.unlabelled!r})"
+
+    def settings(self) -> dict[str, Any]:
+        first = {f"labelled.{key}": value for key, value in self.labelled.settings().items()}
+        second = {f"unlabelled.{key}": value for key, value in self.unlabelled.settings().items()}
+        return first | second
 
     def start(self, student: Student) -> None:
         self.labelled.start(student)

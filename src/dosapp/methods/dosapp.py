@@ -33,7 +33,7 @@ class Smoothing:
     gamma: Momentum = 0.8  # weights that move, with labels
     lam: Momentum = 0.9  # weights that move, without labels
     delta: Momentum = 0.9999  # weights that stay
-    interval: Literal["step", "session"] = "step"
+    interval: Literal["step", "session"] = "step"  # with labels; the stream has no sessions
 
     def __post_init__(self) -> None:
         if not self.gamma < self.lam < self.delta and len({self.gamma, self.lam, self.delta}) > 1:
@@ -50,7 +50,7 @@ class DoSAPP(Method):
     reference = "Singh, Aljundi, Belilovsky, 2026"
     phase = "both"
 
-    learner: SPU = Field(default_factory=SPU)  # which weights: sparsity, candidates, scope
+    learner: SPU = Field(default_factory=lambda: SPU(beside="nothing"))  # which weights
     smoothing: Smoothing = Field(default_factory=Smoothing)  # how the teacher follows
     stream_mask: Literal["union", "current"] = "union"  # which mask in the stream
     combine: Combine = "max"  # how scores of several tasks rank the union

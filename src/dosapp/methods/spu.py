@@ -20,10 +20,13 @@ class SPU(Method):
     sparsity: Share = 0.1
     weights: Literal["first_mlp", "all"] = "first_mlp"
     scope: Scope = "tensor"
+    beside: Literal["biases and projection", "nothing"] = "biases and projection"
 
     def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
         if self.weights == "all":
             return Selection(tuple(student.net.weights()))
         losses = (self.loss(student, batch) for batch in lessons)
         scores = student.scores(student.net.first_mlp(), losses)
-        return Selection(tuple(scores), top_fraction(scores, self.sparsity, self.scope), scores)
+        mask = top_fraction(scores, self.sparsity, self.scope)
+        whole = tuple(student.net.beside_first_mlp()) if self.beside != "nothing" else ()
+        return Selection((*scores, *whole), mask, scores)

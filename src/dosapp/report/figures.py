@@ -34,10 +34,10 @@ def curves(rows: Sequence[Row]) -> Figure:
             lines = np.array([np.nanmean(r.matrix, axis=1) for r in row.results])
             colour = PALETTE[n % len(PALETTE)]
             if lines.shape[1] == 1:  # joint training: one session, drawn as a level
-                axes.axhline(lines.mean(), color=colour, ls=":", label=row.label)
+                axes.axhline(lines.mean(), color=colour, ls=":", label=row.name)
                 continue
             x, mean = np.arange(1, lines.shape[1] + 1), lines.mean(axis=0)
-            axes.plot(x, mean, "o-", ms=4, color=colour, label=row.label)
+            axes.plot(x, mean, "o-", ms=4, color=colour, label=row.name)
             if len(lines) > 1:
                 spread = lines.std(axis=0, ddof=1)
                 axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, lw=0)
@@ -57,11 +57,7 @@ def forgetting_maps(rows: Sequence[Row]) -> Figure:
             down, across, figsize=(3.1 * across, 2.9 * down), layout="constrained", squeeze=False
         )
         maps = [
-            np.nanmean(
-                [np.array(r.forgetting_matrix, dtype=float)[1:, :-1] for r in row.results], 0
-            )
-            if len(row.results) > 1
-            else np.array(row.results[0].forgetting_matrix, dtype=float)[1:, :-1]
+            np.mean([np.array(r.forgetting_matrix, dtype=float)[1:, :-1] for r in row.results], 0)
             for row in rows
         ]
         limit = max(float(np.nanmax(np.abs(values))) for values in maps)
@@ -70,7 +66,7 @@ def forgetting_maps(rows: Sequence[Row]) -> Figure:
         for axes, row, values in zip(grid.flat, rows, maps, strict=False):
             picture = axes.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit)
             size = len(values)
-            axes.set(title=row.label, xlabel="task", ylabel="after session")
+            axes.set(title=row.name, xlabel="task", ylabel="after session")
             step = max(1, size // 5)
             axes.set_xticks(range(0, size, step), range(1, size + 1, step))
             axes.set_yticks(range(0, size, step), range(2, size + 2, step))
@@ -97,7 +93,11 @@ def before_after(rows: Sequence[Row]) -> Figure | None:
                 lines = np.array([r.previous_tasks[when] for r in row.results], dtype=float)
                 x = np.arange(1, lines.shape[1] + 1)
                 axes.plot(
-                    x, lines.mean(axis=0), style, color=PALETTE[n], label=f"{row.label}, {when}"
+                    x,
+                    lines.mean(axis=0),
+                    style,
+                    color=PALETTE[n % len(PALETTE)],
+                    label=f"{row.name}, {when}",
                 )
         axes.set(xlabel="session", ylabel="accuracy on earlier tasks, %")
         axes.xaxis.get_major_locator().set_params(integer=True)

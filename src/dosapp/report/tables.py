@@ -21,6 +21,11 @@ class Row:
     label: str
     data: str
     results: tuple[Result, ...]  # one per seed
+    several: bool = False  # whether its table holds more than one dataset
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}, {self.data}" if self.several else self.label
 
     def values(self, metric: str) -> list[float]:
         found = [result.metrics.get(metric) for result in self.results]
@@ -47,9 +52,18 @@ def rows(results: Iterable[Result]) -> list[Row]:
     firsts = [next(iter(group.values())) for group in groups.values()]
     return [
         Row(
-            first.label + _difference(first, [f for f in firsts if f.label == first.label]),
+            first.label
+            + _difference(
+                first,
+                [
+                    f
+                    for f in firsts
+                    if f.label == first.label and f.stream["name"] == first.stream["name"]
+                ],
+            ),
             first.stream["name"],
             tuple(group[seed] for seed in sorted(group)),
+            several=len({f.stream["name"] for f in firsts}) > 1,
         )
         for first, group in zip(firsts, groups.values(), strict=True)
     ]
@@ -67,12 +81,10 @@ def _difference(one: Result, namesakes: list[Result]) -> str:
 
 def markdown(table: Sequence[Row], columns: dict[str, str] | None = None) -> str:
     columns = columns or COLUMNS
-    several = len({row.data for row in table}) > 1
-    head = ["method", *(["data"] if several else []), *columns.values(), "seeds"]
+    head = ["method", *columns.values(), "seeds"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in table:
-        cells = [row.label, *([row.data] if several else [])]
-        cells += [row.text(metric) for metric in columns] + [str(len(row.results))]
+        cells = [row.name, *(row.text(metric) for metric in columns), str(len(row.results))]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
