@@ -1,5 +1,9 @@
 """Many runs, each once; and the rate that the first task can tell."""
 
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,6 +60,32 @@ def test_processes_give_the_same_results(tmp_path, small) -> None:
     together = {o.settings.method: o.result for o in grid(planned, tmp_path / "b", jobs=2)}
     for method, result in alone.items():
         assert together[method].weights == result.weights
+
+
+def test_workers_do_not_outlive_a_killed_grid(tmp_path) -> None:
+    file = write(tmp_path / "g.yaml", method="flyp", seeds="0-9", epochs=200)
+    grid_command = [sys.executable, "-m", "dosapp", "grid", str(file), "--jobs", "2"]
+    process = subprocess.Popen(grid_command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: len(list(tmp_path.rglob("run.json"))) == 2)
+        workers = children(process.pid)
+        assert workers
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def children(parent: int) -> list[int]:
+    found = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(child) for child in found]
 
 
 def test_unknown_keys_are_errors(tmp_path) -> None:

@@ -9,7 +9,10 @@ seeds: 0-4
 """
 
 import itertools
+import os
 import shutil
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -94,7 +97,9 @@ def grid(
             done.append(compute(one, folder, keep))
             watch(done[-1])
         return done
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_one_thread)
+    pool = ProcessPoolExecutor(
+        jobs, mp_context=get_context("spawn"), initializer=_worker, initargs=(os.getpid(),)
+    )
     try:
         futures = {pool.submit(compute, one, folder, keep): one for one in planned}
         for future in as_completed(futures):
@@ -126,8 +131,15 @@ def compute(settings: RunSettings, folder: Path, keep: bool) -> Outcome:
         return Outcome(settings, None, f"{type(error).__name__}: {error} (log: {place}/error.log)")
 
 
-def _one_thread() -> None:
-    """Processes share the cores; threads inside each would only get in each other's way."""
+def _worker(parent: int) -> None:
+    """One thread each, since processes share the cores; and none outlives the grid it works for."""
     import torch
 
     torch.set_num_threads(1)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)  # the run's last checkpoint is on disk
+
+    threading.Thread(target=watch, daemon=True).start()

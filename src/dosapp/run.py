@@ -411,8 +411,8 @@ class Experiment:
         """‖θ^T - θ^S‖ over the weights that can differ."""
         mine = self.learner.student.net.weights()
         total = 0.0
-        for twin in self.learner.method.twins().values():
-            for name, theirs in twin.weights().items():
+        for expert in self.experts().values():
+            for name, theirs in expert.weights().items():
                 if theirs is not mine[name]:
                     total += (theirs - mine[name]).detach().square().sum().item()
         return math.sqrt(total)

@@ -5,7 +5,8 @@ Twins of the student (teachers, anchors) are made, moved and kept apart here too
 """
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -93,17 +94,33 @@ class Student:
         net = net or self.net
         return net.encode_image(pixels) @ self.captions(net).T
 
-    def clip_loss(self, pixels: Tensor, labels: Tensor) -> Tensor:
-        """Each image against the caption of its class; equal captions are encoded once."""
+    def pairs(
+        self, pixels: Tensor, labels: Tensor, net: Backbone | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Features `[B, D]` of images and of the captions of their classes, each encoded once."""
+        net = net or self.net
         present, place = labels.unique(return_inverse=True)
-        texts = self.net.encode_text([self.caption(self.classes[i]) for i in present.tolist()])
-        return clip_loss(self.net.encode_image(pixels), texts[place], self.net.scale)
+        texts = net.encode_text([self.caption(self.classes[i]) for i in present.tolist()])
+        return net.encode_image(pixels), texts[place]
+
+    def clip_loss(self, pixels: Tensor, labels: Tensor) -> Tensor:
+        """Each image against the caption of its class."""
+        return clip_loss(*self.pairs(pixels, labels), self.net.scale)
 
     def scores(self, weights: Mapping[str, Tensor], losses: Iterable[Tensor]) -> Scores:
         """How much each weight would like to move (Eq. 1); nothing moves yet."""
-        for weight in weights.values():
+        with self.looking_at(weights):
+            return gradient_scores(weights, losses)
+
+    @contextmanager
+    def looking_at(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+        """Let gradients of these weights be asked for, without letting the weights move."""
+        resting = [weight for weight in weights.values() if not weight.requires_grad]
+        for weight in resting:
             weight.requires_grad_(True)
-        return gradient_scores(weights, losses)
+        yield
+        for weight in resting:
+            weight.requires_grad_(False)
 
     # Moving
 
@@ -179,6 +196,11 @@ class Student:
         for name, value in values.items():
             weights[name].copy_(value)
         twin.revision += 1
+
+    def catch_up(self, twin: Backbone) -> None:
+        """Make a twin equal to the student again."""
+        mine, theirs = self.net.weights(), twin.weights()
+        self.place(twin, {n: mine[n].detach() for n in mine if theirs[n] is not mine[n]})
 
     def smooth(self, teacher: Backbone, *, active: float, frozen: float) -> None:
         """Move a twin towards the student: `active` inside the mask, `frozen` outside."""

@@ -31,6 +31,9 @@ class Backbone(Protocol):
     def beside_first_mlp(self) -> Mapping[str, nn.Parameter]:
         """What SPU's code updates whole: the biases of those layers and the image projection."""
 
+    def image_norms(self) -> Mapping[str, nn.Parameter]:
+        """The affine weights of the image tower's LayerNorms."""
+
     def twin(self, own: Collection[str] = ()) -> "Backbone":
         """Another backbone that shares every tensor with this one except those named in `own`."""
 

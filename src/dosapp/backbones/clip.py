@@ -129,6 +129,19 @@ class Clip:
             if name.endswith(".mlp.fc1.bias") or name == "visual_projection.weight"
         }
 
+    def image_norms(self) -> dict[str, nn.Parameter]:
+        norms = [
+            name
+            for name, module in self.model.vision_model.named_modules()
+            if isinstance(module, nn.LayerNorm)
+        ]
+        weights = self.weights()
+        return {
+            name: weights[name]
+            for norm in norms
+            for name in (f"vision_model.{norm}.weight", f"vision_model.{norm}.bias")
+        }
+
     def twin(self, own: Collection[str] = ()) -> "Clip":
         tensors = [*self.model.parameters(), *self.model.buffers()]
         other = copy.copy(self)

@@ -1,6 +1,6 @@
 """Which weights may move: gradient scores → top fraction → union over tasks (Eq. 1, m and m_u)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 import torch
@@ -21,14 +21,23 @@ def gradient_scores(weights: Weights, losses: Iterable[Tensor]) -> Scores:
     """
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     count = 0
-    for loss in losses:
-        grads = torch.autograd.grad(loss, list(weights.values()))
-        for name, grad in zip(total, grads, strict=True):
+    for found in gradients(weights, losses):
+        for name, grad in found.items():
             total[name] += grad
         count += 1
     if count == 0:
         raise ValueError("cannot score weights on an empty stream of losses")
     return {name: (grad / count).abs() for name, grad in total.items()}
+
+
+def gradients(weights: Weights, losses: Iterable[Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The gradient of each loss in turn."""
+    for loss in losses:
+        grads = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+        yield {
+            name: torch.zeros_like(weights[name]) if grad is None else grad
+            for name, grad in zip(weights, grads, strict=True)
+        }
 
 
 def share(fraction: float, numel: int) -> int:

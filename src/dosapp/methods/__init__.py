@@ -7,19 +7,26 @@ from pydantic import ValidationError
 
 from dosapp.errors import BadInput, unknown
 from dosapp.methods.base import Method
+from dosapp.methods.distilled import PRD, LwF
 from dosapp.methods.dosapp import DoSAPP
 from dosapp.methods.flyp import FLYP, Joint
 from dosapp.methods.frozen import ZeroShot
+from dosapp.methods.mas import MAS
 from dosapp.methods.self_training import SelfTraining
 from dosapp.methods.spu import SPU
+from dosapp.methods.tent import Tent
 
 METHODS: Mapping[str, type[Method]] = {
     "zero-shot": ZeroShot,
     "flyp": FLYP,
     "joint": Joint,
+    "lwf": LwF,
+    "prd": PRD,
+    "mas": MAS,
     "spu": SPU,
     "dosapp": DoSAPP,
     "self-training": SelfTraining,
+    "tent": Tent,
 }
 
 

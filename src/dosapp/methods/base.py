@@ -104,12 +104,12 @@ class Method:
     # Answering and saving
 
     def twins(self) -> Mapping[str, Backbone]:
-        """The other networks the method keeps, by name."""
+        """The other networks the method keeps, by name; they are saved with the learner."""
         return {}
 
     def experts(self, student: Student) -> Mapping[str, Backbone]:
         """Who can be asked; the first one's answer is the learner's."""
-        return {**self.twins(), "student": student.net}
+        return {"student": student.net}
 
     def tensors(self) -> State:
         """What the method remembers besides its twins."""

@@ -50,7 +50,7 @@ class DoSAPP(Method):
     reference = "Singh, Aljundi, Belilovsky, 2026"
     phase = "both"
 
-    learner: SPU = Field(default_factory=lambda: SPU(beside="nothing"))  # which weights
+    learner: SPU = Field(default_factory=SPU)  # which weights: sparsity, candidates, scope
     smoothing: Smoothing = Field(default_factory=Smoothing)  # how the teacher follows
     stream_mask: Literal["union", "current"] = "union"  # which mask in the stream
     combine: Combine = "max"  # how scores of several tasks rank the union
@@ -103,10 +103,13 @@ class DoSAPP(Method):
     def _follow(self, student: Student, active: float) -> None:  # Eq. 3, 4 and 6
         student.smooth(self.teacher, active=active, frozen=self.smoothing.delta)
 
-    # Saving
+    # Answering and saving
 
     def twins(self) -> Mapping[str, Backbone]:
         return {"teacher": self.teacher}
+
+    def experts(self, student: Student) -> Mapping[str, Backbone]:
+        return {"teacher": self.teacher, "student": student.net}
 
     def tensors(self) -> State:
         return {f"best/{name}": score for name, score in self.best.items()}

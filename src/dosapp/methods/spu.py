@@ -20,7 +20,7 @@ class SPU(Method):
     sparsity: Share = 0.1
     weights: Literal["first_mlp", "all"] = "first_mlp"
     scope: Scope = "tensor"
-    beside: Literal["biases and projection", "nothing"] = "biases and projection"
+    beside: Literal["nothing", "biases and projection"] = "nothing"  # docs/paper-notes.md#spu
 
     def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
         if self.weights == "all":

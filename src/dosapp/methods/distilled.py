@@ -1,0 +1,83 @@
+"""Two ways to keep the old model's answers on new images: LwF and PRD.
+
+The old model is the student as it was when the session began. Replayed images take part in the
+distillation only, never in the CLIP loss, as in SPU's code; the direction of the divergence is the
+textbook's (docs/methods.md#defects).
+"""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dosapp.backbones.base import Backbone
+from dosapp.core.losses import clip_loss, distillation, relation
+from dosapp.methods.base import Batch, Method, State, settings
+from dosapp.streams import Session
+from dosapp.student import Student
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+@settings
+class Distilled(Method):
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    temperature: Positive = 1.0
+
+    def start(self, student: Student) -> None:
+        self.old: Backbone = student.twin()
+        self.sessions = 0
+
+    def begin_session(self, student: Student, session: Session) -> None:
+        student.catch_up(self.old)
+        self.sessions += 1
+
+    def loss(self, student: Student, batch: Batch) -> Tensor:
+        images, texts = student.pairs(batch.pixels, batch.labels)
+        scale, now = student.net.scale, ~batch.replayed
+        loss = clip_loss(images[now], texts[now], scale)
+        if self.sessions < 2:  # nothing to keep yet
+            return loss
+        with torch.inference_mode():
+            old_images, old_texts = student.pairs(batch.pixels, batch.labels, self.old)
+            old = self.old.scale * old_images @ old_texts.T
+        return loss + self.weight * self.keep(scale * images @ texts.T, old.clone())
+
+    def keep(self, new: Tensor, old: Tensor) -> Tensor:
+        """What it costs to answer differently; logits are images × captions `[B, B]`."""
+        raise NotImplementedError
+
+    def twins(self) -> Mapping[str, Backbone]:
+        return {"old": self.old}
+
+    def tensors(self) -> State:
+        return {"sessions": torch.tensor(self.sessions)}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.sessions = int(tensors["sessions"])
+
+
+@settings
+class LwF(Distilled):
+    idea = "keep the old model's captions for each image"
+    reference = "Li & Hoiem, 2016"
+
+    weight: Annotated[float, Field(ge=0)] = 0.01
+    temperature: Positive = 5.0
+
+    def keep(self, new: Tensor, old: Tensor) -> Tensor:
+        return distillation(new, old, self.temperature)
+
+
+@settings
+class PRD(Distilled):
+    idea = "keep the old model's ranking of images for each caption"
+    reference = "Asadi et al., 2023"
+
+    weight: Annotated[float, Field(ge=0)] = 0.1
+    temperature: Positive = 1.0
+
+    def keep(self, new: Tensor, old: Tensor) -> Tensor:
+        return relation(new, old, self.temperature)

@@ -1,0 +1,72 @@
+"""Memory-aware synapses: weights that the answers depend on are expensive to move."""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dosapp.core.masks import gradients
+from dosapp.methods.base import Batch, Method, State, settings
+from dosapp.streams import Session
+from dosapp.student import Selection, Student
+
+LOOK = 64  # images per gradient of the importance
+
+
+@settings
+class MAS(Method):
+    idea = "pull important weights back to where the last session left them"
+    reference = "Aljundi et al., 2018"
+
+    strength: Annotated[float, Field(ge=0)] = 0.1  # λ
+    keep: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the old importance that stays
+
+    def start(self, student: Student) -> None:
+        self.importance: dict[str, Tensor] = {}
+        self.anchor: dict[str, Tensor] = {}
+
+    def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
+        return Selection(tuple(student.net.weights()))
+
+    def loss(self, student: Student, batch: Batch) -> Tensor:
+        return super().loss(student, batch) + self.strength * self.penalty(student)
+
+    def penalty(self, student: Student) -> Tensor:
+        """Σ Ω (θ - θ*)², zero in the first session."""
+        weights = student.net.weights()
+        terms = [
+            (omega * (weights[name] - self.anchor[name]).square()).sum()
+            for name, omega in self.importance.items()
+        ]
+        return torch.stack(terms).sum() if terms else torch.zeros(())
+
+    def end_session(self, student: Student, session: Session) -> None:
+        """Ω: mean over images of |∇ ‖logits‖²|, each row of a tensor scaled to a maximum of 1."""
+        weights, count = student.net.weights(), 0
+        total: dict[str, Tensor] = {}
+        with student.looking_at(weights):
+            for pixels in session.train.batches(LOOK):
+                norm = student.logits(pixels).mul(student.net.scale).square().sum(dim=1).mean()
+                for name, grad in next(gradients(weights, [norm])).items():
+                    total[name] = total.get(name, torch.zeros(())) + grad.abs() * len(pixels)
+                count += len(pixels)
+        for name, summed in total.items():
+            mean = summed / count
+            top = mean.amax(dim=-1, keepdim=True) if mean.ndim else mean
+            fresh = mean / top.clamp(min=torch.finfo(mean.dtype).tiny)
+            old = self.importance.get(name)
+            blend = fresh if old is None else self.keep * old + (1 - self.keep) * fresh
+            self.importance[name] = blend
+            self.anchor[name] = weights[name].detach().clone()
+
+    def tensors(self) -> State:
+        kept = {f"importance/{name}": omega for name, omega in self.importance.items()}
+        return kept | {f"anchor/{name}": weight for name, weight in self.anchor.items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        def under(kind: str) -> dict[str, Tensor]:
+            return {n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)}
+
+        self.importance, self.anchor = under("importance/"), under("anchor/")

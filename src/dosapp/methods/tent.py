@@ -1,0 +1,28 @@
+"""Tent: be surer of what you see, by moving nothing but the normalisation layers.
+
+CLIP has no BatchNorm; as in ports of Tent to it, the affine weights of the image tower's LayerNorms
+move, and class captions stay what they were.
+"""
+
+import torch
+from torch import Tensor
+
+from dosapp.core.losses import entropy
+from dosapp.methods.base import Guess, Method, settings
+from dosapp.student import Selection, Student
+
+
+@settings
+class Tent(Method):
+    idea = "minimise the entropy of predictions, in LayerNorm weights only"
+    reference = "Wang et al., 2021"
+    phase = "unlabelled"
+
+    def begin_stream(self, student: Student) -> None:
+        student.train_only(Selection(tuple(student.net.image_norms())))
+
+    def stream_loss(self, student: Student, pixels: Tensor) -> Guess:
+        with torch.no_grad():
+            texts = student.captions()
+        logits = student.net.scale.detach() * student.net.encode_image(pixels) @ texts.T
+        return Guess(logits.argmax(dim=1), entropy(logits).mean())
