@@ -7,7 +7,8 @@ import torch
 
 from dosapp.backbones.clip import Clip
 from dosapp.learner import Learner
-from dosapp.run import open_stream, run
+from dosapp.plan import open_stream
+from dosapp.run import run
 from dosapp.settings import RunSettings
 from dosapp.streams import Session
 

@@ -11,7 +11,7 @@ from dosapp.core.losses import distillation, entropy, relation
 from dosapp.learner import Learner
 from dosapp.methods.distilled import PRD, LwF
 from dosapp.methods.mas import MAS
-from dosapp.run import open_stream
+from dosapp.plan import open_stream
 
 
 def softmax(values: list[float]) -> list[float]:

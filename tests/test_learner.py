@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from dosapp.errors import BadInput
 from dosapp.learner import Learner
-from dosapp.run import open_stream
+from dosapp.plan import open_stream
 from dosapp.storage import Damaged
 from dosapp.streams import Session
 

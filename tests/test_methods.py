@@ -15,7 +15,7 @@ from dosapp.methods.dosapp import DoSAPP, Smoothing
 from dosapp.methods.flyp import FLYP
 from dosapp.methods.self_training import SelfTraining
 from dosapp.methods.spu import SPU
-from dosapp.run import open_stream
+from dosapp.plan import open_stream
 
 NAMED = [("spu", "self-training"), ("flyp", "dosapp"), ("spu", "dosapp")]
 ALONE = [(name, None) for name, kind in METHODS.items() if kind.phase != "unlabelled"]

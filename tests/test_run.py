@@ -13,8 +13,9 @@ import pytest
 from dosapp.backbones.clip import TINY
 from dosapp.errors import BadInput
 from dosapp.learner import Learner
+from dosapp.plan import plan
 from dosapp.result import Result
-from dosapp.run import EVERY, plan, run
+from dosapp.run import EVERY, run
 from dosapp.storage import locked
 from dosapp.store import Store, results
 from killed import LONG

@@ -8,9 +8,10 @@ import torch
 
 from dosapp.data import DOMAINS
 from dosapp.data.base import Dataset, Part
+from dosapp.data.views import InMemory, Unlabelled
 from dosapp.errors import BadInput
-from dosapp.run import first_classes
-from dosapp.streams import InMemory, Session, Unlabelled, concat, split
+from dosapp.plan import first_classes
+from dosapp.streams import Session, concat, split
 
 SHAPES = first_classes(DOMAINS["shapes"].dataset(32, train=6, test=12), 12)
 SIGNS = first_classes(DOMAINS["signs"].dataset(32, train=4, test=4), 4)

@@ -4,8 +4,7 @@ import inspect
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,67 +81,6 @@ def with_settings(
     return decorate
 
 
-# Watching
-
-
-@contextmanager
-def progress(title: str) -> Iterator["Watch"]:
-    """A bar with the time left on a terminal, plain lines otherwise."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from dosapp.run import Watch
-
-    if not err.is_terminal:
-
-        class Lines(Watch):
-            sessions = 0
-
-            def begin(self, label: str, sessions: int) -> None:
-                self.sessions = sessions
-                err.print(f"{label}: {sessions} sessions", highlight=False)
-
-            def measured(self, session: int, row: list[float]) -> None:
-                mean = sum(row) / len(row)
-                err.print(
-                    f"  session {session + 1}/{self.sessions}: {mean:.1f} % on {len(row)} task(s)",
-                    highlight=False,
-                )
-
-        yield Lines()
-        return
-    bar = Progress(
-        TextColumn("{task.description:<22}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=err,
-    )
-    with bar:
-        task = bar.add_task(title, total=1.0, note="")
-
-        class Bar(Watch):
-            sessions = 1
-
-            def begin(self, label: str, sessions: int) -> None:
-                self.sessions = sessions
-                bar.update(task, description=label)
-
-            def lesson(self, session: int, step: int, of: int, loss: float) -> None:
-                self.at(session, 0.6 * step / of, f"session {session + 1}, loss {loss:.2f}")
-
-            def stream(self, session: int, step: int, of: int) -> None:
-                self.at(session, 0.6 + 0.4 * step / of, f"session {session + 1}, stream")
-
-            def at(self, session: int, share: float, note: str) -> None:
-                bar.update(task, completed=(session + share) / self.sessions, note=note)
-
-            def measured(self, session: int, row: list[float]) -> None:
-                self.at(session, 1.0, f"{sum(row) / len(row):.1f} % on {len(row)} task(s)")
-
-        yield Bar()
-
-
 def show(results: "list[Result]", as_json: bool) -> None:
     from dosapp.metrics import DEFINITIONS
     from dosapp.report.tables import COLUMNS, rows
@@ -173,12 +111,13 @@ def demo(
     from contextlib import ExitStack
 
     from dosapp.demo import demo as play
+    from dosapp.progress import progress
 
     with ExitStack() as stack:
 
         def watch(settings: RunSettings) -> "Watch":
             stack.close()
-            return stack.enter_context(progress(settings.method))
+            return stack.enter_context(progress(settings.method, err))
 
         _, results = play(folder, seed, watch)
     show(results, as_json)
@@ -199,13 +138,14 @@ def run(
     as_json: Json = False,
 ) -> None:
     """One experiment: a learner, a stream, a matrix of accuracies."""
-    from dosapp.run import plan, settings_from
+    from dosapp.plan import plan, settings_from
+    from dosapp.progress import progress
     from dosapp.run import run as compute
     from dosapp.store import Store
 
     planned = plan(settings_from(config, {**flags, "options": parsed(options or [])}))
     place = folder or Store(Path("runs")).place(planned)
-    with progress(planned.settings.method) as watch:
+    with progress(planned.settings.method, err) as watch:
         result = compute(planned, place, resume=resume or folder is None, watch=watch)
     show([result], as_json)
     if not as_json:
@@ -225,7 +165,7 @@ def grid(
     """Every run a file describes, each computed once, resumable."""
     from dosapp.grid import grid as compute
     from dosapp.grid import plan
-    from dosapp.run import label
+    from dosapp.plan import label
 
     planned = plan(file, seeds)
     if dry_run:
@@ -270,7 +210,7 @@ def tune(
     """Choose learning rates on the first task's training images, and nothing else."""
     import yaml
 
-    from dosapp.run import settings_from
+    from dosapp.plan import settings_from
     from dosapp.storage import write_bytes
     from dosapp.tune import RATES
     from dosapp.tune import tune as choose

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from dosapp.errors import BadInput
+from dosapp.plan import plan as prepare
 from dosapp.result import Result
-from dosapp.run import plan as prepare
 from dosapp.run import run
 from dosapp.settings import RunSettings, read_yaml
 from dosapp.storage import write_bytes

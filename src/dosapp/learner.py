@@ -14,6 +14,7 @@ from dosapp.backbones.base import Backbone
 from dosapp.backbones.clip import load as load_backbone
 from dosapp.core.chance import chance
 from dosapp.data.base import Prompts
+from dosapp.data.views import Labelled
 from dosapp.errors import BadInput
 from dosapp.history import History
 from dosapp.memory import Memory
@@ -21,7 +22,7 @@ from dosapp.methods import build
 from dosapp.methods.base import Batch, Guess, Method
 from dosapp.settings import LearnerSettings
 from dosapp.storage import State, checksum, read_json, write_json
-from dosapp.streams import Labelled, Session
+from dosapp.streams import Session
 from dosapp.student import Selection, Student
 
 FORMAT = 1  # of learner.json

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dosapp.core.chance import chance, torch_chance
-from dosapp.streams import Labelled
+from dosapp.data.views import Labelled
 
 
 @dataclass

@@ -9,10 +9,9 @@ from the last one and ends with the same bytes.
 import datetime
 import importlib.metadata
 import json
-import math
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,16 +19,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
-from dosapp.backbones.base import Backbone
-from dosapp.backbones.clip import load as load_backbone
-from dosapp.data import load_dataset
-from dosapp.data.base import Dataset, Prompts
 from dosapp.errors import BadInput
+from dosapp.exam import Exam
 from dosapp.learner import Learner
-from dosapp.methods import build
-from dosapp.methods.base import Method
 from dosapp.metrics import (
     DEFINITIONS,
     OF_R,
@@ -39,14 +32,12 @@ from dosapp.metrics import (
     previous_tasks,
     sample_weighted_accuracy,
 )
+from dosapp.plan import Plan, label, plan
 from dosapp.result import Result, cells
-from dosapp.settings import RunSettings, key_of, read_yaml
+from dosapp.settings import RunSettings
 from dosapp.storage import locked, read_json, write_json
-from dosapp.streams import Labelled, Stream, concat, split
 
 EVERY = 50  # steps between checkpoints: what a kill can cost
-LOOK = 256  # images per evaluation batch
-MEANING = 1  # raised when the same settings would give another result
 
 
 class Watch:
@@ -81,130 +72,6 @@ class Progress:
     seconds: dict[str, list[float]] = field(
         default_factory=lambda: {"lessons": [], "stream": [], "measuring": []}
     )
-
-
-# What is run
-
-
-def open_stream(settings: RunSettings, net: Backbone) -> Stream:
-    """The stream a run's settings describe."""
-    s = settings
-    order, groups = _order(s.class_order)
-    parts = []
-    for name in s.data.split("+"):
-        dataset = load_dataset(name, net, train=s.train_images, test=s.test_images)
-        if s.classes is not None:
-            if s.classes > len(dataset.classes):
-                raise BadInput(
-                    f"{s.classes} classes asked of {name}, which has {len(dataset.classes)}"
-                )
-            dataset = first_classes(dataset, s.classes)
-        parts.append(split(dataset, groups or s.tasks, seed=s.seed, order=order))
-    stream = concat(*parts) if len(parts) > 1 else parts[0]
-    if s.stream_noise or s.test_noise:
-        stream = stream.noisy(stream=s.stream_noise, test=s.test_noise)
-    if s.fraction < 1:
-        stream = stream.fraction(s.fraction)
-    if s.imbalanced:
-        stream = stream.imbalanced()
-    if s.correlated:
-        stream = stream.correlated()
-    if s.chunks:
-        stream = stream.chunks()
-    if s.full_test:
-        stream = stream.full_test()
-    return stream if s.stream else stream.without_unlabelled()
-
-
-def first_classes(dataset: Dataset, count: int) -> Dataset:
-    return Dataset(
-        dataset.name,
-        dataset.classes[:count],
-        dataset.train,
-        dataset.test,
-        dataset.prompts,
-        dataset.control,
-    )
-
-
-def _order(path: Path | None) -> tuple[list[str] | None, list[list[str]] | None]:
-    """A class-order file: names in order (lines, or a YAML list), or a YAML list of lists."""
-    if path is None:
-        return None, None
-    try:
-        text = path.read_text()
-        found = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BadInput(f"class order '{path}' cannot be read ({error})") from error
-    if isinstance(found, list) and all(isinstance(group, list) for group in found):
-        return None, [[str(name) for name in group] for group in found]
-    lines = [str(name) for name in found] if isinstance(found, list) else text.splitlines()
-    return [line.strip() for line in lines if line.strip()], None
-
-
-def label(settings: RunSettings) -> str:
-    """How a table calls a run."""
-    names = {"self-training": "D^u", "dosapp": "DoSAPP", "zero-shot": "zero-shot"}
-
-    def said(name: str) -> str:
-        return names.get(name, name.upper() if len(name) < 5 else name.capitalize())
-
-    text = said(settings.method)
-    if settings.adapt:
-        text += f" + {said(settings.adapt)}"
-    if settings.method == "dosapp" and not settings.stream:
-        text += " without TTL"
-    if settings.options:
-        text += " (" + ", ".join(f"{k}={v}" for k, v in settings.options.items()) + ")"
-    return text + (f" + ER={settings.memory}" if settings.memory else "")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A run before its first step: what it will see, and the key its result belongs under."""
-
-    settings: RunSettings
-    net: Backbone
-    method: Method
-    stream: Stream
-    identity: dict[str, Any]
-
-    @property
-    def key(self) -> str:
-        return key_of(self.identity)
-
-
-def plan(settings: RunSettings) -> Plan:
-    settings = settings.resolved()
-    net = load_backbone(settings.backbone)
-    method = build(settings.method, settings.adapt, settings.options)
-    stream = open_stream(settings, net)
-    if method.joint:
-        stream = stream.joint()
-    return Plan(settings, net, method, stream, identity(settings, net, method, stream))
-
-
-def identity(
-    settings: RunSettings, net: Backbone, method: Method, stream: Stream
-) -> dict[str, Any]:
-    """Everything that determines a result, and nothing that does not.
-
-    The stream's hash stands for all that shapes it, the fingerprint for the backbone, the method
-    for its options and defaults. A new setting enters here only where it is not neutral.
-    """
-    s = settings
-    return {
-        "meaning": MEANING,
-        "method": s.method,
-        "adapt": s.adapt,
-        "options": method.settings(),
-        "learning": [s.rate, s.weight_decay, s.epochs, s.batch, s.stream_batch, s.memory, s.seed],
-        "stream": stream.hash,
-        "backbone": net.fingerprint(),
-    }
-
-
-# Running
 
 
 def run(
@@ -259,6 +126,7 @@ class Experiment:
     def __init__(self, planned: Plan, learner: Learner, folder: Path, watch: Watch) -> None:
         self.settings, self.stream, self.key = planned.settings, planned.stream, planned.key
         self.learner, self.folder, self.watch = learner, folder, watch
+        self.exam = Exam(planned.stream, learner)
         self.history = learner.history(folder / "learner")
         self.progress = Progress()
 
@@ -343,79 +211,36 @@ class Experiment:
         """Zero-shot accuracy on each task among the classes met by then, and on the control set."""
         net = self.learner.student.net
         every = range(len(self.stream.tasks))
-        self.progress.zero_shot = [self._accuracy(net, j, range(j + 1)) for j in every]
-        self.progress.untouched = float(np.mean([self._accuracy(net, j, every) for j in every]))
-        self.progress.control.append(self._control())
+        self.progress.zero_shot = [self.exam.accuracy(net, j, range(j + 1)) for j in every]
+        self.progress.untouched = float(np.mean([self.exam.accuracy(net, j, every) for j in every]))
+        self.progress.control.append(self.exam.control())
 
     def _look_ahead(self, t: int) -> None:
         """Accuracy on the next task before its lessons: what learning others did for it."""
-        expert = next(iter(self.experts().values()))
+        expert = self.exam.answering()
         for j in self.stream.groups[t]:
-            ahead = self._accuracy(expert, j, range(j + 1))
+            ahead = self.exam.accuracy(expert, j, range(j + 1))
             self.progress.ahead = [*self.progress.ahead[:j], ahead]
 
     def _measure(self, t: int, when: str, same: bool = False) -> None:
         """Row t of the matrix of every expert; `same` copies what was measured before."""
         seen = self.stream.seen(t)
         with self._timed("measuring", t):
-            for name, expert in self.experts().items():
+            for name, expert in self.exam.experts().items():
                 both = self.progress.matrices.setdefault(name, {"before": [], "after": []})
                 if same:
                     row = both["before"][t]
                 else:
                     row = [None] * len(self.stream.tasks)
                     for j in seen:
-                        row[j] = self._accuracy(expert, j, seen)
+                        row[j] = self.exam.accuracy(expert, j, seen)
                 both[when] = [*both[when][:t], row]
         phase = {"before": "lessons", "after": "stream"}[when]
         distances = self.progress.distance[phase]
-        self.progress.distance[phase] = [*distances[:t], self._distance()]
+        self.progress.distance[phase] = [*distances[:t], self.exam.distance()]
         if when == "after":
             first = next(iter(self.progress.matrices.values()))
             self.watch.measured(t, [x for x in first["after"][t] if x is not None])
-
-    def experts(self) -> Mapping[str, Backbone]:
-        return self.learner.method.experts(self.learner.student)
-
-    def _names(self, tasks: Iterable[int]) -> dict[str, Prompts]:
-        chosen = [self.stream.tasks[j] for j in tasks]
-        return {name: task.prompts for task in chosen for name in task.classes}
-
-    def _start(self, j: int) -> int:
-        return sum(len(task.classes) for task in self.stream.tasks[:j])
-
-    def _accuracy(self, expert: Backbone, j: int, seen: Iterable[int]) -> float:
-        """Per cent of task j's test pictures whose nearest class, of all those seen, is theirs."""
-        test = self.stream.tasks[j].test
-        answers = self._answers(expert, test, self._names(seen)) - self._start(j)
-        return 100 * float((answers == test.labels).mean())
-
-    def _answers(
-        self, expert: Backbone, test: Labelled, names: Mapping[str, Prompts]
-    ) -> np.ndarray:
-        batches = (self.learner.logits(x, expert, names).argmax(dim=1) for x in test.batches(LOOK))
-        return torch.cat(list(batches)).numpy()
-
-    def _control(self) -> float:
-        right: list[float] = []
-        expert = next(iter(self.experts().values()))
-        for control, prompts in self.stream.controls:
-            part = Labelled.of(
-                control.test, np.arange(len(control.test.labels)), control.test.labels
-            )
-            names = dict.fromkeys(control.classes, prompts)
-            right += list(self._answers(expert, part, names) == part.labels)
-        return 100 * float(np.mean(right)) if right else float("nan")
-
-    def _distance(self) -> float:
-        """‖θ^T - θ^S‖ over the weights that can differ."""
-        mine = self.learner.student.net.weights()
-        total = 0.0
-        for expert in self.experts().values():
-            for name, theirs in expert.weights().items():
-                if theirs is not mine[name]:
-                    total += (theirs - mine[name]).detach().square().sum().item()
-        return math.sqrt(total)
 
     @contextmanager
     def _timed(self, phase: str, t: int) -> Iterator[None]:
@@ -444,7 +269,7 @@ class Experiment:
         ahead, zero = np.array(progress.ahead), np.array(progress.zero_shot)
         metrics["forward_transfer"] = forward_transfer(ahead, zero) if len(R) > 1 else np.nan
         metrics["zero_shot_accuracy"] = progress.untouched
-        metrics["control_accuracy"] = self._control()
+        metrics["control_accuracy"] = self.exam.control()
         metrics["control_kept"] = metrics["control_accuracy"] - progress.control[0]
         sessions = range(len(stream.groups))
         return Result(
@@ -463,7 +288,7 @@ class Experiment:
             previous_tasks={
                 when: previous_tasks(matrices[expert][when]) for when in ("before", "after")
             },
-            per_class=self._per_class(),
+            per_class=self.exam.per_class(),
             tasks=[
                 {
                     "classes": list(task.classes),
@@ -497,26 +322,6 @@ class Experiment:
             finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
 
-    def _per_class(self) -> dict[str, float]:
-        expert = next(iter(self.experts().values()))
-        names = self._names(range(len(self.stream.tasks)))
-        found = {}
-        for j, task in enumerate(self.stream.tasks):
-            answers = self._answers(expert, task.test, names) - self._start(j)
-            for n, name in enumerate(task.classes):
-                mine = task.test.labels == n
-                found[name] = 100 * float((answers[mine] == n).mean())
-        return found
-
 
 def _shares(parts: list[Any], wholes: list[int], times: float) -> list[float | None]:
     return [times * p / w if w else None for p, w in zip(parts, wholes, strict=True)]
-
-
-def settings_from(path: Path | None, flags: Mapping[str, Any]) -> RunSettings:
-    """A file's settings with the flags on top."""
-    values = read_yaml(path) if path else {}
-    options = {**(values.get("options") or {}), **flags.get("options", {})}
-    merged = {**values, **flags, "options": options}
-    found: RunSettings = RunSettings.checked(merged, str(path) if path else "the settings")
-    return found

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dosapp.errors import BadInput
+from dosapp.plan import Plan, plan
 from dosapp.result import Result
-from dosapp.run import Plan, Watch, plan, run
+from dosapp.run import Watch, run
 from dosapp.settings import RunSettings
 
 

@@ -15,11 +15,12 @@ import numpy as np
 
 from dosapp.backbones.clip import load as load_backbone
 from dosapp.core.chance import chance
+from dosapp.data.views import Labelled
 from dosapp.errors import BadInput
 from dosapp.learner import Learner
-from dosapp.run import open_stream
+from dosapp.plan import open_stream
 from dosapp.settings import RunSettings
-from dosapp.streams import Labelled, Session
+from dosapp.streams import Session
 from dosapp.student import Diverged
 
 RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3)

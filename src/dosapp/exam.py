@@ -1,0 +1,74 @@
+"""Asking a learner's experts about the test halves. Looks, never touches."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+
+from dosapp.backbones.base import Backbone
+from dosapp.data.base import Prompts, Rows
+from dosapp.data.views import Labelled
+from dosapp.learner import Learner
+from dosapp.streams import Stream
+
+LOOK = 256  # images per batch
+
+
+class Exam:
+    def __init__(self, stream: Stream, learner: Learner) -> None:
+        self.stream, self.learner = stream, learner
+
+    def experts(self) -> Mapping[str, Backbone]:
+        return self.learner.method.experts(self.learner.student)
+
+    def answering(self) -> Backbone:
+        """The expert whose answer is the learner's."""
+        return next(iter(self.experts().values()))
+
+    def accuracy(self, expert: Backbone, j: int, seen: Iterable[int]) -> float:
+        """Per cent of task j's test pictures whose nearest class, of all those seen, is theirs."""
+        return 100 * float(
+            np.mean(self._answers(expert, j, seen) == self.stream.tasks[j].test.labels)
+        )
+
+    def per_class(self) -> dict[str, float]:
+        """Of the answering expert, over all classes."""
+        found, every = {}, range(len(self.stream.tasks))
+        for j, task in enumerate(self.stream.tasks):
+            answers = self._answers(self.answering(), j, every)
+            for n, name in enumerate(task.classes):
+                found[name] = 100 * float(np.mean(answers[task.test.labels == n] == n))
+        return found
+
+    def control(self) -> float:
+        """Zero-shot accuracy on classes that nobody trains, among themselves; NaN without any."""
+        right: list[bool] = []
+        for control, prompts in self.stream.controls:
+            rows = np.arange(len(control.test.labels))
+            part = Labelled.of(control.test, rows, control.test.labels)
+            names = dict.fromkeys(control.classes, prompts)
+            right += list(self._nearest(self.answering(), part, names) == part.labels)
+        return 100 * float(np.mean(right)) if right else math.nan
+
+    def distance(self) -> float:
+        """‖θ^T - θ^S‖ over the weights in which experts differ from the student."""
+        mine = self.learner.student.net.weights()
+        total = 0.0
+        for expert in self.experts().values():
+            for name, theirs in expert.weights().items():
+                if theirs is not mine[name]:
+                    total += (theirs - mine[name]).detach().square().sum().item()
+        return math.sqrt(total)
+
+    def _answers(self, expert: Backbone, j: int, seen: Iterable[int]) -> Rows:
+        """Answers to task j's test, as positions in its classes; outside them: another task's."""
+        tasks = [self.stream.tasks[n] for n in seen]
+        names = {name: task.prompts for task in tasks for name in task.classes}
+        start = sum(len(task.classes) for task in self.stream.tasks[:j])
+        return self._nearest(expert, self.stream.tasks[j].test, names) - start
+
+    def _nearest(self, expert: Backbone, test: Labelled, names: Mapping[str, Prompts]) -> Rows:
+        batches = (self.learner.logits(x, expert, names).argmax(dim=1) for x in test.batches(LOOK))
+        found: Rows = torch.cat(list(batches)).numpy()
+        return found

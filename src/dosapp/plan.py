@@ -1,0 +1,138 @@
+"""A run before its first step: settings → backbone, method, stream, and the key of its result."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dosapp.backbones.base import Backbone
+from dosapp.backbones.clip import load as load_backbone
+from dosapp.data import load_dataset
+from dosapp.data.base import Dataset
+from dosapp.errors import BadInput
+from dosapp.methods import build
+from dosapp.methods.base import Method
+from dosapp.settings import RunSettings, key_of, read_yaml
+from dosapp.streams import Stream, concat, split
+
+MEANING = 1  # raised when the same settings would give another result
+
+
+def settings_from(path: Path | None, flags: Mapping[str, Any]) -> RunSettings:
+    """A file's settings with the flags on top."""
+    values = read_yaml(path) if path else {}
+    options = {**(values.get("options") or {}), **flags.get("options", {})}
+    merged = {**values, **flags, "options": options}
+    found: RunSettings = RunSettings.checked(merged, str(path) if path else "the settings")
+    return found
+
+
+def open_stream(settings: RunSettings, net: Backbone) -> Stream:
+    """The stream a run's settings describe."""
+    s = settings
+    order, groups = _order(s.class_order)
+    parts = []
+    for name in s.data.split("+"):
+        dataset = load_dataset(name, net, train=s.train_images, test=s.test_images)
+        if s.classes is not None:
+            dataset = first_classes(dataset, s.classes)
+        parts.append(split(dataset, groups or s.tasks, seed=s.seed, order=order))
+    stream = concat(*parts) if len(parts) > 1 else parts[0]
+    if s.stream_noise or s.test_noise:
+        stream = stream.noisy(stream=s.stream_noise, test=s.test_noise)
+    if s.fraction < 1:
+        stream = stream.fraction(s.fraction)
+    if s.imbalanced:
+        stream = stream.imbalanced()
+    if s.correlated:
+        stream = stream.correlated()
+    if s.chunks:
+        stream = stream.chunks()
+    if s.full_test:
+        stream = stream.full_test()
+    return stream if s.stream else stream.without_unlabelled()
+
+
+def first_classes(dataset: Dataset, count: int) -> Dataset:
+    if count > len(dataset.classes):
+        raise BadInput(f"{count} classes asked of {dataset.name}, which has {len(dataset.classes)}")
+    return replace(dataset, classes=dataset.classes[:count])
+
+
+def _order(path: Path | None) -> tuple[list[str] | None, list[list[str]] | None]:
+    """A class-order file: names in order (lines, or a YAML list), or a YAML list of lists."""
+    if path is None:
+        return None, None
+    try:
+        text = path.read_text()
+        found = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise BadInput(f"class order '{path}' cannot be read ({error})") from error
+    if isinstance(found, list) and all(isinstance(group, list) for group in found):
+        return None, [[str(name) for name in group] for group in found]
+    lines = [str(name) for name in found] if isinstance(found, list) else text.splitlines()
+    return [line.strip() for line in lines if line.strip()], None
+
+
+def label(settings: RunSettings) -> str:
+    """How a table calls a run."""
+    names = {"self-training": "D^u", "dosapp": "DoSAPP", "zero-shot": "zero-shot"}
+
+    def said(name: str) -> str:
+        return names.get(name, name.upper() if len(name) < 5 else name.capitalize())
+
+    text = said(settings.method)
+    if settings.adapt:
+        text += f" + {said(settings.adapt)}"
+    if settings.method == "dosapp" and not settings.stream:
+        text += " without TTL"
+    if settings.options:
+        text += " (" + ", ".join(f"{k}={v}" for k, v in settings.options.items()) + ")"
+    return text + (f" + ER={settings.memory}" if settings.memory else "")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run before its first step: what it will see, and the key its result belongs under."""
+
+    settings: RunSettings
+    net: Backbone
+    method: Method
+    stream: Stream
+    identity: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        return key_of(self.identity)
+
+
+def plan(settings: RunSettings) -> Plan:
+    settings = settings.resolved()
+    net = load_backbone(settings.backbone)
+    method = build(settings.method, settings.adapt, settings.options)
+    stream = open_stream(settings, net)
+    if method.joint:
+        stream = stream.joint()
+    return Plan(settings, net, method, stream, identity(settings, net, method, stream))
+
+
+def identity(
+    settings: RunSettings, net: Backbone, method: Method, stream: Stream
+) -> dict[str, Any]:
+    """Everything that determines a result, and nothing that does not.
+
+    The stream's hash stands for all that shapes it, the fingerprint for the backbone, the method
+    for its options and defaults. A new setting enters here only where it is not neutral.
+    """
+    s = settings
+    return {
+        "meaning": MEANING,
+        "method": s.method,
+        "adapt": s.adapt,
+        "options": method.settings(),
+        "learning": [s.rate, s.weight_decay, s.epochs, s.batch, s.stream_batch, s.memory, s.seed],
+        "stream": stream.hash,
+        "backbone": net.fingerprint(),
+    }
