@@ -1,9 +1,11 @@
 """Results under a hash of everything that determines them: no run is computed twice."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from dosapp.errors import BadInput
+from dosapp.methods import METHODS
 from dosapp.plan import Plan, plan
 from dosapp.result import Result
 from dosapp.run import Watch, run
@@ -24,7 +26,7 @@ class Store:
 
 
 def results(places: Iterable[Path]) -> list[Result]:
-    """Every result at or below these places, in the order of their paths."""
+    """Every result at or below these places, in the registry's order of methods."""
     found: list[Path] = []
     for place in places:
         if not place.exists():
@@ -32,4 +34,11 @@ def results(places: Iterable[Path]) -> list[Result]:
         found += [place] if place.is_file() else sorted(place.rglob("result.json"))
     if not found:
         raise BadInput(f"no result.json below {', '.join(map(str, places))}")
-    return [Result.read(path) for path in dict.fromkeys(found)]
+    return sorted((Result.read(path) for path in dict.fromkeys(found)), key=_rank)
+
+
+def _rank(result: Result) -> tuple[object, ...]:
+    said = result.settings
+    options = json.dumps(said["options"], sort_keys=True)
+    place = list(METHODS).index(said["method"]) if said["method"] in METHODS else len(METHODS)
+    return place, said["adapt"] or "", options, said["stream"], json.dumps(said, sort_keys=True)

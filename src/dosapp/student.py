@@ -118,9 +118,11 @@ class Student:
         resting = [weight for weight in weights.values() if not weight.requires_grad]
         for weight in resting:
             weight.requires_grad_(True)
-        yield
-        for weight in resting:
-            weight.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for weight in resting:
+                weight.requires_grad_(False)
 
     # Moving
 
@@ -138,7 +140,7 @@ class Student:
         self._optimizer = None
         if self._entries:
             groups = [
-                {"params": [e.values], "lr": self.lr * selection.rates.get(n, 1.0)}
+                {"params": [e.values], "usual": self.lr * selection.rates.get(n, 1.0)}
                 for n, e in self._entries.items()
             ]
             self._optimizer = torch.optim.AdamW(groups, weight_decay=self.weight_decay)
@@ -157,14 +159,11 @@ class Student:
         if self._optimizer is None or loss.item() == 0 or rate == 0:
             return False
         loss.backward()
-        rates = [group["lr"] for group in self._optimizer.param_groups]
         for entries in self._entries.values():
             entries.gather()
-        for group, usual in zip(self._optimizer.param_groups, rates, strict=True):
-            group["lr"] = usual * rate
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["usual"] * rate
         self._optimizer.step()
-        for group, usual in zip(self._optimizer.param_groups, rates, strict=True):
-            group["lr"] = usual
         self._optimizer.zero_grad(set_to_none=True)
         for entries in self._entries.values():
             entries.scatter()

@@ -19,12 +19,12 @@ from dosapp.methods.tent import Tent
 METHODS: Mapping[str, type[Method]] = {
     "zero-shot": ZeroShot,
     "flyp": FLYP,
-    "joint": Joint,
     "lwf": LwF,
     "prd": PRD,
     "mas": MAS,
     "spu": SPU,
     "dosapp": DoSAPP,
+    "joint": Joint,
     "self-training": SelfTraining,
     "tent": Tent,
 }
