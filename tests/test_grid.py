@@ -115,12 +115,12 @@ class TestTuning:
             if "/test" in part.pictures.title:
                 object.__setattr__(part.pictures, "pixels", None)
 
-        from dosapp.data import generated
+        from dosapp.data import generated, views
 
         monkeypatch.setattr(generated, "_DRAWN", {})
         monkeypatch.setattr(base.Part, "__post_init__", guarded)
         monkeypatch.setattr(
-            generated.Drawn,
+            views.InMemory,
             "__len__",
             lambda self: 10**6 if self.pixels is None else len(self.pixels),
         )

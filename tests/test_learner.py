@@ -64,6 +64,13 @@ def test_a_stranger_learner_says_so(pupil, tiny) -> None:
         Learner(pupil(), tiny).predict(torch.zeros(1, 3, 32, 32))
 
 
+def test_lessons_of_another_size_are_refused_before_anything_is_met(pupil, tiny) -> None:
+    learner = Learner(pupil(), tiny)
+    with pytest.raises(BadInput, match=r"shape \[3, 8, 8\]; give \[3, 32, 32\]"):
+        learner.learn(Session.of({"cat": torch.zeros(9, 3, 8, 8, dtype=torch.uint8)}))
+    assert learner.classes == []
+
+
 def test_adapting_before_learning_does_nothing(pupil, tiny) -> None:
     learner = Learner(pupil(), tiny)
     before = learner.digest()

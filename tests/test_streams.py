@@ -183,3 +183,10 @@ class TestBadStreams:
     def test_lessons_that_are_not_pictures(self) -> None:
         with pytest.raises(BadInput, match="uint8"):
             Session.of({"cat": torch.rand(2, 3, 4, 4)})
+
+    def test_lessons_without_classes_or_names(self) -> None:
+        picture = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
+        with pytest.raises(BadInput, match="no classes"):
+            Session.of({})
+        with pytest.raises(BadInput, match="empty class name"):
+            Session.of({" ": picture})

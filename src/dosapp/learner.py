@@ -106,6 +106,9 @@ class Learner:
         """The session's labels as positions in the classes met so far, its own included."""
         if not len(session.train):
             raise BadInput("the session has no training images; give at least one per class")
+        shape, size = tuple(session.train.read([0]).shape[1:]), self.student.net.pixels
+        if shape != (3, size, size):
+            raise BadInput(f"lesson images have shape {list(shape)}; give [3, {size}, {size}]")
         for name in session.classes:
             self.student.meet([name], session.prompts[name])
         place = {name: n for n, name in enumerate(self.student.classes)}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dosapp.core.chance import chance
-from dosapp.data.base import Control, Dataset, Part, Prompts, Rows
+from dosapp.data.base import Control, Dataset, Part, Prompts, Rows, check_class_names
 from dosapp.data.views import InMemory, Labelled, Unlabelled, joined
 from dosapp.errors import BadInput
 
@@ -45,6 +45,7 @@ class Session:
     def of(cls, images: Mapping[str, Tensor], prompts: Prompts | None = None) -> "Session":
         """A lesson from tensors: class name → `uint8 [n, 3, H, W]`. For one's own program."""
         names = tuple(images)
+        check_class_names(names, "the lesson")
         pixels = torch.cat([images[name] for name in names])
         if pixels.dtype != torch.uint8:
             raise BadInput(f"lesson images are {pixels.dtype}; give uint8 pictures, 0 to 255")

@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,29 +11,11 @@ import torch
 from torch import Tensor
 
 from dosapp.core.chance import torch_chance
-from dosapp.data.base import Control, Dataset, Part, Prompts, Rows
+from dosapp.data.base import Control, Dataset, Part, Prompts
 from dosapp.data.drawing import Style
+from dosapp.data.views import InMemory
 
 Draw = Callable[[list[str], int, Style, torch.Generator], Tensor]
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Pictures in memory, named by their domain, split and position."""
-
-    pixels: Tensor  # uint8 [N, 3, H, W]
-    title: str
-
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    def read(self, rows: Sequence[int] | Rows) -> Tensor:
-        return self.pixels[torch.as_tensor(np.asarray(rows))]
-
-    def key(self, row: int) -> str:
-        return f"{self.title}/{row}"
-
-    def check(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -92,7 +74,7 @@ class Domain:
         seed = torch_chance(self.name, split)
         pictures = self.draw([names[i] for i in labels], pixels, self.field, seed)
         look = hashlib.sha256(pictures.numpy().data).hexdigest()[:8]  # a new look, a new stream
-        return Part(Drawn(pictures, f"{self.name}-{pixels}px-{look}/{split}"), labels)
+        return Part(InMemory(pictures, f"{self.name}-{pixels}px-{look}/{split}"), labels)
 
 
 _DRAWN: dict[tuple[str, str, int, int], Part] = {}  # drawing takes seconds, and never differs

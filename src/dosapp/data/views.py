@@ -99,7 +99,10 @@ def joined(parts: Sequence[Labelled], offsets: Sequence[int]) -> Labelled:
 
 @dataclass(frozen=True)
 class InMemory:
-    pixels: Tensor
+    """Pictures that are simply there, named by a title and their position."""
+
+    pixels: Tensor  # uint8 [N, 3, H, W]
+    title: str = "memory"
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -108,6 +111,6 @@ class InMemory:
         return self.pixels[torch.as_tensor(np.asarray(rows))]
 
     def key(self, row: int) -> str:
-        return f"memory/{row}"
+        return f"{self.title}/{row}"
 
     def check(self) -> None: ...
