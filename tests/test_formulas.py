@@ -10,6 +10,7 @@ import checks
 from dosapp.core.losses import distillation, entropy, relation
 from dosapp.learner import Learner
 from dosapp.methods.distilled import PRD, LwF
+from dosapp.methods.eata import sure_and_new
 from dosapp.methods.mas import MAS
 from dosapp.plan import open_stream
 
@@ -151,3 +152,39 @@ def test_tent_moves_the_image_towers_norms_and_makes_it_surer(small, tiny) -> No
     moved = {n for n, w in tiny.weights().items() if not torch.equal(w, before[n])}
     assert moved == set(tiny.image_norms())
     assert len(moved) == 2 * (2 * 4 + 2)  # two in each block, one before and one after
+
+
+class TestEATA:
+    def test_keeps_what_is_sure_and_new_weighted_by_how_sure(self) -> None:
+        logits = tensor([[9.0, 0.0, 0.0], [0.1, 0.0, 0.0], [0.0, 9.0, 0.0]])
+        limit = 0.4 * math.log(3)
+        keep, weight = sure_and_new(logits, None, 0.4, 0.1)
+        assert keep.tolist() == [True, False, True]
+        sure = softmax([9.0, 0.0, 0.0])
+        by_hand = math.exp(limit + sum(p * math.log(p) for p in sure))
+        assert weight[0].item() == pytest.approx(by_hand, rel=1e-4)
+        familiar = tensor(softmax([9.0, 0.0, 0.0]))
+        assert sure_and_new(logits, familiar, 0.4, 0.1)[0].tolist() == [False, False, True]
+
+    def test_fisher_is_the_mean_squared_batch_gradient_of_its_own_labels(self, small, tiny) -> None:
+        settings = small(method="zero-shot", adapt="eata")
+        learner = Learner(settings.learner(), tiny)
+        session = open_stream(settings, tiny).session(0)
+        learner.learn(session)
+        method, name = learner.method.unlabelled, "vision_model.post_layernorm.weight"
+        weight = tiny.weights()[name].requires_grad_(True)
+        logits = method.logits(learner.student, session.train.read(range(len(session.train))))
+        loss = torch.nn.functional.cross_entropy(logits, logits.argmax(1))
+        (grad,) = torch.autograd.grad(loss, weight)
+        torch.testing.assert_close(method.fisher[name], grad.square())
+        assert method.penalty(learner.student).item() == 0
+
+    def test_no_step_if_nothing_is_kept(self, small, tiny) -> None:
+        settings = small(method="zero-shot", adapt="eata")
+        learner = Learner(settings.learner(), tiny)
+        stream = open_stream(settings, tiny)
+        learner.learn(stream.session(0))
+        learner.method.unlabelled.familiar = torch.full((3,), 1 / 3)  # everything is like this
+        before = learner.digest()
+        assert learner.adapt(stream.session(1).unlabelled.read(range(12))).loss is None
+        assert learner.digest() == before

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from dosapp.errors import BadInput
-from dosapp.storage import Base, Damaged, State, applied, changes, read_record, write_record
+from dosapp.storage import Base, Damaged, State, applied, changes, read_record, under, write_record
 
 FORMAT = 1
 
@@ -97,15 +97,9 @@ class History:
         if parent != record.facts["checksum"]:
             raise Damaged(f"'{self._working}' stands on a version {number} that has been replaced")
         self._head = (number, parent, tensors)
-        changed = {
-            k.removeprefix("state/"): t for k, t in record.tensors.items() if k.startswith("state/")
-        }
+        changed = under("state/", record.tensors)
         now = applied(changed, tensors, self._base)
-        working = {
-            k.removeprefix("working/"): t
-            for k, t in record.tensors.items()
-            if k.startswith("working/")
-        }
+        working = under("working/", record.tensors)
         return State(now, record.facts["state"]), State(working, record.facts["working"])
 
     def at(self, number: int) -> State:

@@ -21,7 +21,7 @@ from dosapp.memory import Memory
 from dosapp.methods import build
 from dosapp.methods.base import Batch, Guess, Method
 from dosapp.settings import LearnerSettings
-from dosapp.storage import State, checksum, read_json, write_json
+from dosapp.storage import State, checksum, read_json, under, write_json
 from dosapp.streams import Session
 from dosapp.student import Selection, Student
 
@@ -226,9 +226,6 @@ class Learner:
             words = facts["prompts"][name]
             student.meet([name], Prompts(words["train"], tuple(words["evaluate"])))
         self.sessions, student.steps = facts["sessions"], facts["steps"]
-
-        def under(role: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            return {n.removeprefix(role): t for n, t in tensors.items() if n.startswith(role)}
 
         mask = under("mask/", state.tensors) if facts["masked"] else None
         chosen = facts["selection"]

@@ -97,6 +97,11 @@ class State:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin so, without that beginning."""
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
 def checksum(state: State) -> str:
     digest = hashlib.sha256(json.dumps(state.facts, sort_keys=True).encode())
     for name, tensor in sorted(state.tensors.items()):

@@ -9,6 +9,7 @@ from dosapp.errors import BadInput, unknown
 from dosapp.methods.base import Method
 from dosapp.methods.distilled import PRD, LwF
 from dosapp.methods.dosapp import DoSAPP
+from dosapp.methods.eata import EATA
 from dosapp.methods.flyp import FLYP, Joint
 from dosapp.methods.frozen import ZeroShot
 from dosapp.methods.mas import MAS
@@ -27,6 +28,7 @@ METHODS: Mapping[str, type[Method]] = {
     "joint": Joint,
     "self-training": SelfTraining,
     "tent": Tent,
+    "eata": EATA,
 }
 
 

@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone
+from dosapp.storage import under
 from dosapp.streams import Session
 from dosapp.student import Selection, Student
 
@@ -190,6 +191,5 @@ class Then(Method):
         return first | {f"unlabelled/{name}": t for name, t in self.unlabelled.tensors().items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        for half, name in ((self.labelled, "labelled/"), (self.unlabelled, "unlabelled/")):
-            mine = {n.removeprefix(name): t for n, t in tensors.items() if n.startswith(name)}
-            half.load(mine)
+        self.labelled.load(under("labelled/", tensors))
+        self.unlabelled.load(under("unlabelled/", tensors))

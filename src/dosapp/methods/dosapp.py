@@ -20,6 +20,7 @@ from dosapp.core.masks import Combine, Scores, top_fraction, united
 from dosapp.core.pseudo import LABELLERS
 from dosapp.methods.base import Batch, Guess, Method, State, settings
 from dosapp.methods.spu import SPU
+from dosapp.storage import under
 from dosapp.streams import Session
 from dosapp.student import Selection, Student
 
@@ -115,4 +116,4 @@ class DoSAPP(Method):
         return {f"best/{name}": score for name, score in self.best.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        self.best = {name.removeprefix("best/"): score for name, score in tensors.items()}
+        self.best = under("best/", tensors)

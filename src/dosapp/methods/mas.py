@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dosapp.core.masks import gradients
 from dosapp.methods.base import Batch, Method, State, settings
+from dosapp.storage import under
 from dosapp.streams import Session
 from dosapp.student import Selection, Student
 
@@ -66,7 +67,5 @@ class MAS(Method):
         return kept | {f"anchor/{name}": weight for name, weight in self.anchor.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        def under(kind: str) -> dict[str, Tensor]:
-            return {n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)}
-
-        self.importance, self.anchor = under("importance/"), under("anchor/")
+        self.importance = under("importance/", tensors)
+        self.anchor = under("anchor/", tensors)

@@ -21,8 +21,12 @@ class Tent(Method):
     def begin_stream(self, student: Student) -> None:
         student.train_only(Selection(tuple(student.net.image_norms())))
 
-    def stream_loss(self, student: Student, pixels: Tensor) -> Guess:
+    def logits(self, student: Student, pixels: Tensor) -> Tensor:
+        """Scaled logits `[B, C]` whose captions do not move."""
         with torch.no_grad():
             texts = student.captions()
-        logits = student.net.scale.detach() * student.net.encode_image(pixels) @ texts.T
+        return student.net.scale.detach() * student.net.encode_image(pixels) @ texts.T
+
+    def stream_loss(self, student: Student, pixels: Tensor) -> Guess:
+        logits = self.logits(student, pixels)
         return Guess(logits.argmax(dim=1), entropy(logits).mean())

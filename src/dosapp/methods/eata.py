@@ -1,0 +1,97 @@
+"""EATA: learn from images that are sure and not yet familiar, and stay near where lessons ended.
+
+As in Tent, only the image tower's LayerNorm weights move.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+from dosapp.core.losses import entropy
+from dosapp.core.masks import gradients
+from dosapp.methods.base import Guess, State, settings
+from dosapp.methods.tent import Tent
+from dosapp.storage import under
+from dosapp.streams import Session
+from dosapp.student import Student
+
+LOOK = 64  # images per gradient of the Fisher information
+
+
+def sure_and_new(
+    logits: Tensor, familiar: Tensor | None, margin: float, likeness: float
+) -> tuple[Tensor, Tensor]:
+    """Which images to learn from `[B]`, and their weights exp(E0 - entropy) (Eq. 2 to 6 of EATA).
+
+    Sure: entropy below E0 = margin · ln C. New: |cosine| of the probabilities to the moving mean of
+    those learned from so far is below `likeness`; before there is one, everything is new.
+    """
+    limit = margin * math.log(logits.shape[1])
+    unsure = entropy(logits)
+    keep = unsure < limit
+    if familiar is not None:
+        keep &= cosine_similarity(familiar[None], logits.softmax(dim=1)).abs() < likeness
+    return keep, (limit - unsure).exp()
+
+
+@settings
+class EATA(Tent):
+    idea = "Tent on sure and unfamiliar images, with a Fisher pull to where lessons ended"
+    reference = "Niu et al., 2022"
+
+    margin: Annotated[float, Field(gt=0)] = 0.4  # E0 / ln C
+    likeness: Annotated[float, Field(gt=0, le=1)] = 0.1  # ε
+    pull: Annotated[float, Field(ge=0)] = 1.0  # α
+    memory: Annotated[float, Field(ge=0, lt=1)] = 0.9  # of the moving mean
+
+    def start(self, student: Student) -> None:
+        self.fisher: dict[str, Tensor] = {}
+        self.anchor: dict[str, Tensor] = {}
+        self.familiar: Tensor | None = None
+
+    def end_session(self, student: Student, session: Session) -> None:
+        """F: mean squared mini-batch gradient of the likelihood of the model's own labels."""
+        weights = student.net.image_norms()
+        self.fisher = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        batches = -(-len(session.train) // LOOK)
+        with student.looking_at(weights):
+            for pixels in session.train.batches(LOOK):
+                logits = self.logits(student, pixels)
+                loss = cross_entropy(logits, logits.argmax(dim=1))
+                for name, grad in next(gradients(weights, [loss])).items():
+                    self.fisher[name] += grad.square() / batches
+        self.anchor = {name: weight.detach().clone() for name, weight in weights.items()}
+        self.familiar = None  # the classes are others now
+
+    def stream_loss(self, student: Student, pixels: Tensor) -> Guess:
+        logits = self.logits(student, pixels)
+        with torch.no_grad():
+            keep, weight = sure_and_new(logits, self.familiar, self.margin, self.likeness)
+            labels = logits.argmax(dim=1)
+            if not keep.any():
+                return Guess(labels)
+            mean = logits[keep].softmax(dim=1).mean(dim=0)
+            old = mean if self.familiar is None else self.familiar
+            self.familiar = self.memory * old + (1 - self.memory) * mean
+        loss = (entropy(logits[keep]) * weight[keep]).mean()
+        return Guess(labels, loss + self.pull * self.penalty(student))
+
+    def penalty(self, student: Student) -> Tensor:
+        """Σ F (θ - θ0)²."""
+        weights = student.net.weights()
+        terms = [(f * (weights[n] - self.anchor[n]).square()).sum() for n, f in self.fisher.items()]
+        return torch.stack(terms).sum()
+
+    def tensors(self) -> State:
+        kept = {f"fisher/{name}": f for name, f in self.fisher.items()}
+        kept |= {f"anchor/{name}": weight for name, weight in self.anchor.items()}
+        return kept | ({} if self.familiar is None else {"familiar": self.familiar})
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.fisher, self.anchor = under("fisher/", tensors), under("anchor/", tensors)
+        self.familiar = tensors.get("familiar")
