@@ -342,6 +342,9 @@ def report(
     places: Annotated[list[Path], typer.Argument(help="run folders, or folders of runs")],
     folder: Annotated[Path, typer.Option("--out", help="where to write")] = Path("report"),
     title: str = "DoSAPP: a comparison",
+    against: Annotated[
+        str | None, typer.Option(help="a row to subtract from the others, seed by seed")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Results → report.md, report.html and figures."""
@@ -349,7 +352,7 @@ def report(
     from dosapp.store import results
 
     found = results(places)
-    write_report(found, folder, title)
+    write_report(found, folder, title, against)
     show(found, as_json)
     if not as_json:
         out.print(f"wrote {folder}/report.html and report.md", highlight=False)

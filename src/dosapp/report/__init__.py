@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dosapp.errors import BadInput
-from dosapp.report.tables import COLUMNS, Row, footnote, markdown, rows
+from dosapp.report.tables import COLUMNS, Row, footnote, markdown, on_the_stream, paired, rows
 from dosapp.result import Result
 from dosapp.storage import write_bytes
 
@@ -15,7 +15,9 @@ CAPTIONS = {
 }
 
 
-def write_report(results: Sequence[Result], folder: Path, title: str) -> list[Row]:
+def write_report(
+    results: Sequence[Result], folder: Path, title: str, against: str | None = None
+) -> list[Row]:
     """`report.md`, `report.html`, and each figure as PNG and SVG."""
     try:
         import jinja2
@@ -54,5 +56,9 @@ def write_report(results: Sequence[Result], folder: Path, title: str) -> list[Ro
         provenance=provenance,
     )
     write_bytes(folder / "report.html", html.encode())
-    write_bytes(folder / "report.md", f"# {title}\n\n{markdown(table)}\n{footnote()}\n".encode())
+    parts = [f"# {title}\n", markdown(table), footnote() + "\n"]
+    if against is not None:
+        parts.append(paired(table, against))
+    parts.append(on_the_stream(table))
+    write_bytes(folder / "report.md", "\n".join(parts).encode())
     return table

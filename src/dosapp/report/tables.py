@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dosapp.errors import unknown
 from dosapp.result import Result
 
 COLUMNS = {
@@ -87,6 +88,62 @@ def markdown(table: Sequence[Row], columns: dict[str, str] | None = None) -> str
         cells = [row.name, *(row.text(metric) for metric in columns), str(len(row.results))]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def paired(table: Sequence[Row], against: str) -> str:
+    """Each row less the one named, seed by seed: what a difference is worth when seeds vary."""
+    found = [row for row in table if row.name == against]
+    if not found:
+        raise unknown("row", against, [row.name for row in table])
+    reference = {result.settings["seed"]: result for result in found[0].results}
+    head = [f"less {against}", *COLUMNS.values(), "seeds"]
+    lines = [head, ["---"] * len(head)]
+    for row in table:
+        both = [r for r in row.results if r.settings["seed"] in reference]
+        if row.name == against or not both:
+            continue
+        cells = []
+        for metric in COLUMNS:
+            pairs = [
+                (r.metrics[metric], reference[r.settings["seed"]].metrics[metric]) for r in both
+            ]
+            cells.append(_spread([a - b for a, b in pairs if a is not None and b is not None], "+"))
+        lines.append([row.name, *cells, str(len(both))])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+STREAM = ("labels right", "experts differ", "distance", "control kept")
+
+
+def on_the_stream(table: Sequence[Row]) -> str:
+    """What the stream was like for those who used it; means over sessions, spread over seeds."""
+    lines = [["method", *STREAM, "seeds"], ["---"] * (len(STREAM) + 2)]
+    for row in table:
+        if not any(share is not None for r in row.results for share in r.pseudo_labels):
+            continue
+        per_seed = [
+            (
+                np.mean([x for x in r.pseudo_labels if x is not None]),
+                np.mean([x for x in r.disagreement if x is not None]),
+                np.mean(r.distance["stream"]),
+                r.metrics["control_kept"],
+            )
+            for r in row.results
+        ]
+        cells = [
+            _spread([float(v) for v in values if v is not None])
+            for values in zip(*per_seed, strict=True)
+        ]
+        lines.append([row.name, *cells, str(len(row.results))])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def _spread(values: list[float], sign: str = "") -> str:
+    if not values:
+        return "–"
+    digits = 1 if abs(np.mean(values)) >= 1 or sign else 2
+    text = f"{np.mean(values):{sign}.{digits}f}"
+    return text + (f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else "")
 
 
 def footnote(columns: Iterable[str] = COLUMNS) -> str:
