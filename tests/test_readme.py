@@ -12,8 +12,10 @@ import checks
 from dosapp import methods
 from dosapp.grid import plan
 from dosapp.metrics import DEFINITIONS
+from dosapp.report.tables import markdown, on_the_stream, paired, rows
 from dosapp.result import Result
 from dosapp.settings import TUNED
+from dosapp.store import results
 from test_cli import FLAGS, dosapp
 
 ROOT = Path(__file__).parents[1]
@@ -99,6 +101,13 @@ def test_committed_results_are_whole_and_of_this_format() -> None:
     files = sorted((ROOT / "results").rglob("result.json"))
     for file in files:
         assert Result.read(file).key == file.parent.name
+
+
+def test_the_tables_in_the_docs_are_the_reports() -> None:
+    page = (ROOT / "docs" / "does-it-work.md").read_text()
+    main, probe = (rows(results([ROOT / "results" / name])) for name in ("foundation", "probe"))
+    for table in (markdown(main), paired(main, "DoSAPP"), on_the_stream(main), markdown(probe)):
+        assert table in page
 
 
 def test_shipped_rates_say_where_they_come_from() -> None:

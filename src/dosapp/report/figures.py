@@ -14,8 +14,10 @@ from matplotlib.figure import Figure
 
 from dosapp.report.tables import Row
 
-# Okabe and Ito's palette; the last grey is for floors and ceilings.
-PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6b6b6b"]
+# Okabe and Ito's palette. What every figure shows keeps its colour in all of them.
+PALETTE = ["#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#8c6d31", "#7b4173", "#bdbd22"]
+OURS, TUNED, BOUND = "#0072B2", "#D55E00", "#6b6b6b"
+KNOWN = {"DoSAPP": OURS, "FLYP": TUNED, "zero-shot": BOUND, "Joint": BOUND}
 STYLE = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -26,18 +28,30 @@ STYLE = {
 }
 
 
+def colours(rows: Sequence[Row]) -> dict[str, str]:
+    others = [row.name for row in rows if row.label not in KNOWN]
+    free = {name: PALETTE[n % len(PALETTE)] for n, name in enumerate(others)}
+    return {row.name: KNOWN.get(row.label, free.get(row.name, BOUND)) for row in rows}
+
+
+def title(row: Row) -> str:
+    return row.name.replace("D^u", "$D^u$")
+
+
 def curves(rows: Sequence[Row]) -> Figure:
     """Mean accuracy over the tasks seen so far, after every session, with a band over seeds."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
-        for n, row in enumerate(rows):
+        colour_of = colours(rows)
+        for row in rows:
             lines = np.array([np.nanmean(r.matrix, axis=1) for r in row.results])
-            colour = PALETTE[n % len(PALETTE)]
+            colour, ours = colour_of[row.name], row.label == "DoSAPP"
             if lines.shape[1] == 1:  # joint training: one session, drawn as a level
-                axes.axhline(lines.mean(), color=colour, ls=":", label=row.name)
+                axes.axhline(lines.mean(), color=colour, ls=":", label=title(row))
                 continue
             x, mean = np.arange(1, lines.shape[1] + 1), lines.mean(axis=0)
-            axes.plot(x, mean, "o-", ms=4, color=colour, label=row.name)
+            look = {"lw": 2.5, "zorder": 3} if ours else {"lw": 1.4}
+            axes.plot(x, mean, "o-", ms=4, color=colour, label=title(row), **look)
             if len(lines) > 1:
                 spread = lines.std(axis=0, ddof=1)
                 axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, lw=0)
@@ -66,7 +80,7 @@ def forgetting_maps(rows: Sequence[Row]) -> Figure:
         for axes, row, values in zip(grid.flat, rows, maps, strict=False):
             picture = axes.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit)
             size = len(values)
-            axes.set(title=row.name, xlabel="task", ylabel="after session")
+            axes.set(title=title(row), xlabel="task", ylabel="after session")
             step = max(1, size // 5)
             axes.set_xticks(range(0, size, step), range(1, size + 1, step))
             axes.set_yticks(range(0, size, step), range(2, size + 2, step))
@@ -88,17 +102,12 @@ def before_after(rows: Sequence[Row]) -> Figure | None:
         return None
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
-        for n, row in enumerate(rows):
+        colour_of = colours(rows)
+        for row in rows:
             for when, style in (("before", "--"), ("after", "-")):
                 lines = np.array([r.previous_tasks[when] for r in row.results], dtype=float)
-                x = np.arange(1, lines.shape[1] + 1)
-                axes.plot(
-                    x,
-                    lines.mean(axis=0),
-                    style,
-                    color=PALETTE[n % len(PALETTE)],
-                    label=f"{row.name}, {when}",
-                )
+                x, mean = np.arange(1, lines.shape[1] + 1), lines.mean(axis=0)
+                axes.plot(x, mean, style, color=colour_of[row.name], label=f"{title(row)}, {when}")
         axes.set(xlabel="session", ylabel="accuracy on earlier tasks, %")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -1,0 +1,68 @@
+"""Tables from results that were never run."""
+
+import pytest
+
+from dosapp.errors import BadInput
+from dosapp.report.tables import markdown, on_the_stream, paired, rows
+from dosapp.result import Result
+
+
+def made(label: str, seed: int, acc: float, forgot: float | None, **settings: object) -> Result:
+    metrics = dict.fromkeys(("first_task_accuracy", "current_task_accuracy"), 50.0)
+    empty = {"lessons": [], "stream": [0.5]}
+    return Result(
+        key=f"{label}{seed}{settings}",
+        settings={"seed": seed, "method": label, "lr": 0.1, "options": {}, **settings},
+        label=label,
+        evaluated="student",
+        metrics=metrics | {"accuracy": acc, "forgetting": forgot, "control_kept": 1.0},
+        definitions={},
+        R=[[acc]],
+        matrices={},
+        forgetting_matrix=[[None]],
+        previous_tasks={"before": [1.0], "after": [1.0]},
+        per_class={},
+        tasks=[],
+        stream={"name": "pets", "boundaries": []},
+        pseudo_labels=[80.0, None],
+        disagreement=[2.0, None],
+        distance=empty,
+        steps={},
+        seconds={},
+        backbone={},
+        weights="",
+        libraries={},
+        machine="",
+        finished="",
+    )
+
+
+RESULTS = [
+    made("A", 0, 80, 10),
+    made("A", 1, 82, 12),
+    made("B", 0, 85, None),
+    made("B", 1, 86, None),
+]
+
+
+def test_mean_and_sample_deviation_over_seeds() -> None:
+    lines = markdown(rows(RESULTS)).splitlines()
+    assert lines[2] == "| A | 81.0 ± 1.4 | 11.0 ± 1.4 | 50.0 ± 0.0 | 50.0 ± 0.0 | 2 |"
+    assert lines[3].startswith("| B | 85.5 ± 0.7 | – |")
+
+
+def test_a_difference_is_taken_seed_by_seed() -> None:
+    lines = paired(rows(RESULTS), "B").splitlines()
+    assert lines[2] == "| A | -4.5 ± 0.7 | – | +0.0 ± 0.0 | +0.0 ± 0.0 | 2 |"
+    with pytest.raises(BadInput, match="unknown row 'C'"):
+        paired(rows(RESULTS), "C")
+
+
+def test_namesakes_are_told_apart_by_what_differs() -> None:
+    other = made("A", 0, 70, 5, lr=0.2)
+    assert [row.name for row in rows([RESULTS[0], other])] == ["A (lr=0.1)", "A (lr=0.2)"]
+
+
+def test_what_the_stream_was_like() -> None:
+    lines = on_the_stream(rows(RESULTS[:2])).splitlines()
+    assert lines[2] == "| A | 80.0 ± 0.0 | 2.0 ± 0.0 | 0.50 ± 0.00 | 1.0 ± 0.0 | 2 |"
