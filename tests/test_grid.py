@@ -76,7 +76,7 @@ def test_workers_do_not_outlive_a_killed_grid(tmp_path) -> None:
     wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 90) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
