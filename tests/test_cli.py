@@ -122,6 +122,7 @@ def test_lists_for_people_and_machines() -> None:
     [
         ("--method doapp", "did you mean 'dosapp'"),
         ("--data shaps", "did you mean 'shapes'"),
+        ("--data shapes+", "unknown dataset ''"),
         ("--tasks 500", "500 tasks asked of shapes, which has 6 classes"),
         ("--set sparsity=2", "sparsity is 2"),
         ("--set sparsity", "write it as name=value"),

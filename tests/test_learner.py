@@ -59,6 +59,23 @@ def test_takes_pictures_tensors_and_nothing(taught) -> None:
         learner.predict(torch.zeros(3, 3, 8, 8))
 
 
+def test_what_is_not_pictures_is_a_sentence(taught) -> None:
+    learner, _ = taught
+    for wrong in (None, "x", torch.zeros(1, 3, 32, 32).numpy(), [torch.zeros(3, 32, 32)]):
+        with pytest.raises(BadInput, match=r"give (a list of )?Pillow images"):
+            learner.predict(wrong)
+    for wrong in (200.0, -1.0, float("nan")):
+        with pytest.raises(BadInput, match="outside 0 to 1"):
+            learner.adapt(torch.full((2, 3, 32, 32), wrong))
+
+
+def test_learns_from_pictures_by_class_name(pupil, tiny) -> None:
+    learner = Learner(pupil(batch=4), tiny)
+    red, blue = ([Image.new("RGB", (40, 30 + n), c) for n in range(4)] for c in ("red", "blue"))
+    learner.learn({"red sheet": red, "blue sheet": blue})
+    assert learner.classes == ["red sheet", "blue sheet"]
+
+
 def test_a_stranger_learner_says_so(pupil, tiny) -> None:
     with pytest.raises(BadInput, match="knows no classes yet"):
         Learner(pupil(), tiny).predict(torch.zeros(1, 3, 32, 32))
@@ -186,6 +203,11 @@ class TestFolders:
         other = Learner(pupil(method="flyp"), tiny.twin(own=list(tiny.weights())))
         with pytest.raises(BadInput, match="other settings; save elsewhere"):
             other.save(tmp_path / "x")
+
+    def test_a_strangers_folder_is_left_alone(self, taught, tmp_path) -> None:
+        (tmp_path / "letter.txt").write_text("dear")
+        with pytest.raises(BadInput, match="is not empty and holds no learner"):
+            taught[0].save(tmp_path)
 
     def test_no_learner_there(self, tmp_path) -> None:
         with pytest.raises(BadInput, match=r"no learner\.json"):

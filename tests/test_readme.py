@@ -5,8 +5,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
+from PIL import Image
 
 import checks
 from dosapp import methods
@@ -50,7 +50,7 @@ def test_every_dosapp_command_runs(tmp_path) -> None:
 
 def test_the_python_example_runs(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    pictures = torch.randint(0, 255, (6, 3, 32, 32), dtype=torch.uint8)
+    pictures = [Image.new("RGB", (40 + n, 50), (40 * n, 90, 10)) for n in range(6)]
     names = ("fox_pictures", "wolf_pictures", "pictures_from_traffic", "more_pictures")
     space = dict.fromkeys(names, pictures)
     (code,) = blocks(README, "python")

@@ -181,8 +181,12 @@ class TestBadStreams:
             split(SHAPES, 2).fraction(1.5)
 
     def test_lessons_that_are_not_pictures(self) -> None:
-        with pytest.raises(BadInput, match="uint8"):
-            Session.of({"cat": torch.rand(2, 3, 4, 4)})
+        picture = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
+        for wrong in (picture.float(), picture[0], picture.numpy(), None):
+            with pytest.raises(BadInput, match="give a uint8 tensor"):
+                Session.of({"cat": wrong})
+        with pytest.raises(BadInput, match="different sizes"):
+            Session.of({"cat": picture, "dog": picture[..., :2]})
 
     def test_lessons_without_classes_or_names(self) -> None:
         picture = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)

@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 out, err = Console(), Console(stderr=True)
 
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object for machines")]
+Json = Annotated[bool, typer.Option("--json", help="print JSON, for machines")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="a setting of the method, name=value; repeatable")
 ]
@@ -188,7 +188,9 @@ def grid(
     outcomes = compute(planned, folder, jobs=jobs, keep=keep, watch=watch)
     places = {one.model_dump_json(): n for n, one in enumerate(planned)}
     ordered = sorted(outcomes, key=lambda o: places[o.settings.model_dump_json()])
-    show([o.result for o in ordered if o.result], as_json)
+    finished = [o.result for o in ordered if o.result]
+    if finished or as_json:
+        show(finished, as_json)
     failed = [o for o in outcomes if o.result is None]
     if failed:
         raise BadInput(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")

@@ -65,8 +65,10 @@ class Learner:
 
     # Learning with labels
 
-    def learn(self, session: Session) -> None:
-        """One labelled session: new classes, or more pictures of known ones."""
+    def learn(self, session: "Session | Mapping[str, Images]") -> None:
+        """One labelled session: new classes, or more pictures of known ones, by class name."""
+        if not isinstance(session, Session):
+            session = Session.of({name: self.pictures(found) for name, found in session.items()})
         for _ in self.lessons(session):
             pass
 
@@ -177,16 +179,29 @@ class Learner:
     def pixels(self, images: "Images") -> Tensor:
         """Whatever a caller has, as `float32 [B, 3, H, W]` in [0, 1]."""
         size = self.student.net.pixels
+        if not isinstance(images, Tensor):
+            return self.pictures(images).float() / 255
+        pixels = images if images.is_floating_point() else images.float() / 255
+        if pixels.ndim != 4 or pixels.shape[1:] != (3, size, size):
+            raise BadInput(f"images have shape {list(images.shape)}; give [B, 3, {size}, {size}]")
+        if len(pixels) and not (pixels.min() >= 0 and pixels.max() <= 1):  # NaN fails both
+            raise BadInput("images have values outside 0 to 1; give floats in [0, 1] or uint8")
+        return pixels
+
+    def pictures(self, images: "Images") -> Tensor:
+        """Pillow images at the backbone's size, `uint8 [n, 3, H, W]`; tensors stay as they are."""
         if isinstance(images, Tensor):
-            pixels = images if images.is_floating_point() else images.float() / 255
-            if pixels.ndim != 4 or pixels.shape[1:] != (3, size, size):
-                raise BadInput(
-                    f"images have shape {list(images.shape)}; give [B, 3, {size}, {size}]"
-                )
-            return pixels
-        if not images:
-            return torch.zeros(0, 3, size, size)
-        return torch.stack([self.student.net.picture(image) for image in images]).float() / 255
+            return images
+        if isinstance(images, str) or not isinstance(images, Sequence):
+            kind = type(images).__name__
+            raise BadInput(f"images are a {kind}; give a list of Pillow images, or a tensor")
+        strange = next((i for i in images if not isinstance(i, Image.Image)), None)
+        if strange is not None:
+            kind = type(strange).__name__
+            raise BadInput(f"a list of images holds a {kind}; give Pillow images, or one tensor")
+        size = self.student.net.pixels
+        empty = torch.zeros(0, 3, size, size, dtype=torch.uint8)
+        return torch.stack([self.student.net.picture(i) for i in images]) if images else empty
 
     # State
 
@@ -279,6 +294,8 @@ class Learner:
         }
         if path.exists() and read_json(path) != facts:
             raise BadInput(f"'{folder}' holds a learner with other settings; save elsewhere")
+        if not path.exists() and folder.exists() and any(folder.iterdir()):
+            raise BadInput(f"'{folder}' is not empty and holds no learner; save elsewhere")
         write_json(path, facts)
 
     @classmethod

@@ -23,6 +23,8 @@ MEANING = 1  # raised when the same settings would give another result
 def settings_from(path: Path | None, flags: Mapping[str, Any]) -> RunSettings:
     """A file's settings with the flags on top."""
     values = read_yaml(path) if path else {}
+    if {"runs", "seeds"} & set(values):
+        raise BadInput(f"'{path}' describes many runs; use: dosapp grid {path}")
     options = {**(values.get("options") or {}), **flags.get("options", {})}
     merged = {**values, **flags, "options": options}
     found: RunSettings = RunSettings.checked(merged, str(path) if path else "the settings")

@@ -44,12 +44,16 @@ class Session:
     @classmethod
     def of(cls, images: Mapping[str, Tensor], prompts: Prompts | None = None) -> "Session":
         """A lesson from tensors: class name → `uint8 [n, 3, H, W]`. For one's own program."""
-        names = tuple(images)
+        names = tuple(str(name) for name in images)
         check_class_names(names, "the lesson")
-        pixels = torch.cat([images[name] for name in names])
-        if pixels.dtype != torch.uint8:
-            raise BadInput(f"lesson images are {pixels.dtype}; give uint8 pictures, 0 to 255")
-        labels = np.repeat(np.arange(len(names)), [len(images[name]) for name in names])
+        for name, found in images.items():
+            if not isinstance(found, Tensor) or found.dtype != torch.uint8 or found.ndim != 4:
+                kind = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else found
+                raise BadInput(f"images of '{name}' are {kind}; give a uint8 tensor [n, 3, H, W]")
+        if len({found.shape[1:] for found in images.values()}) > 1:
+            raise BadInput("the lesson's images have different sizes; give them all the same")
+        pixels = torch.cat(list(images.values()))
+        labels = np.repeat(np.arange(len(names)), [len(found) for found in images.values()])
         part = Part(InMemory(pixels), labels)
         train = Labelled.of(part, np.arange(len(labels)), labels)
         empty = train.unlabelled(np.zeros(0, dtype=np.int64))

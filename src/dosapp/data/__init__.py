@@ -24,6 +24,6 @@ def load_dataset(
     """`shapes`, `signs`, or the path of a folder or CSV; pictures at the backbone's size."""
     if name in DOMAINS:
         return DOMAINS[name].dataset(net.pixels, train=train or 40, test=test or 40)
-    if not Path(name).exists() and "/" not in name and "." not in name:
-        raise unknown("dataset", name, DOMAINS, "dosapp datasets")
+    if not name or (not Path(name).exists() and "/" not in name and "." not in name):
+        raise unknown("dataset", name, DOMAINS, "dosapp datasets; or give a path that exists")
     return own_data(Path(name), net.picture)
