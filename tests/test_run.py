@@ -87,6 +87,18 @@ def test_the_saved_learner_goes_on_where_the_run_ended(small, tmp_path) -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", ["lines", "list", "groups"])
+def test_a_class_order_file(small, tmp_path, kind) -> None:
+    classes = list(plan(small()).stream.classes)[::-1]
+    file = tmp_path / "order.yaml"
+    groups = [classes[:1], classes[1:]]
+    written = {"lines": "\n".join(classes), "list": json.dumps(classes)}
+    file.write_text(written.get(kind, json.dumps(groups)))
+    stream = plan(small(class_order=file)).stream
+    assert list(stream.classes) == classes
+    assert [len(task.classes) for task in stream.tasks] == ([1, 5] if kind == "groups" else [3, 3])
+
+
 class TestFolders:
     def test_an_existing_run_is_never_overwritten_untold(self, small, tmp_path) -> None:
         run(small(method="zero-shot"), tmp_path / "x")

@@ -19,12 +19,16 @@ from dosapp.streams import Session
 from dosapp.student import Student
 
 Positive = Annotated[float, Field(gt=0)]
+Weight = Annotated[float, Field(ge=0)]
 
 
 @settings
-class Distilled(Method):
-    weight: Annotated[float, Field(ge=0)] = 1.0
-    temperature: Positive = 1.0
+class LwF(Method):
+    idea = "keep the old model's captions for each image"
+    reference = "Li & Hoiem, 2016"
+
+    weight: Weight = 0.01
+    temperature: Positive = 5.0
 
     def start(self, student: Student) -> None:
         self.old: Backbone = student.twin()
@@ -47,7 +51,7 @@ class Distilled(Method):
 
     def keep(self, new: Tensor, old: Tensor) -> Tensor:
         """What it costs to answer differently; logits are images × captions `[B, B]`."""
-        raise NotImplementedError
+        return distillation(new, old, self.temperature)
 
     def twins(self) -> Mapping[str, Backbone]:
         return {"old": self.old}
@@ -60,23 +64,11 @@ class Distilled(Method):
 
 
 @settings
-class LwF(Distilled):
-    idea = "keep the old model's captions for each image"
-    reference = "Li & Hoiem, 2016"
-
-    weight: Annotated[float, Field(ge=0)] = 0.01
-    temperature: Positive = 5.0
-
-    def keep(self, new: Tensor, old: Tensor) -> Tensor:
-        return distillation(new, old, self.temperature)
-
-
-@settings
-class PRD(Distilled):
+class PRD(LwF):
     idea = "keep the old model's ranking of images for each caption"
     reference = "Asadi et al., 2023"
 
-    weight: Annotated[float, Field(ge=0)] = 0.1
+    weight: Weight = 0.1
     temperature: Positive = 1.0
 
     def keep(self, new: Tensor, old: Tensor) -> Tensor:
