@@ -1,10 +1,8 @@
 """The commands. Parsing and printing only; everything heavy is imported when it is needed."""
 
-import inspect
 import json
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +12,8 @@ from rich.status import Status
 from rich.table import Table
 
 from dosapp.errors import BadInput, unknown
-from dosapp.settings import LearnerSettings, RunSettings, parsed
+from dosapp.flags import with_settings
+from dosapp.settings import RunSettings, parsed
 
 if TYPE_CHECKING:
     from dosapp.grid import Outcome
@@ -35,50 +34,6 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="a setting of the method, name=value; repeatable")
 ]
 Config = Annotated[Path | None, typer.Argument(help="a YAML file of settings; flags win over it")]
-
-
-def with_settings(
-    model: type[LearnerSettings], without: tuple[str, ...] = ()
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Turn the fields of a settings model into flags, so that each is described in one place."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [
-            p
-            for p in inspect.signature(command, eval_str=True).parameters.values()
-            if p.kind is not inspect.Parameter.VAR_KEYWORD
-        ]
-        flags = []
-        for name, field in model.model_fields.items():
-            if name == "options" or name in without:
-                continue
-            kind = field.annotation
-            default = "" if field.default is None else f" [{field.default}]"
-            if kind is bool:
-                default = f" [{'yes' if field.default else 'no'}]"
-            option = typer.Option(help=f"{field.description}{default}", show_default=False)
-            flags.append(
-                inspect.Parameter(
-                    name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=None,
-                    annotation=Annotated[kind | None, option],  # type: ignore[operator]
-                )
-            )
-
-        def wrapped(**values: Any) -> None:
-            names = {flag.name for flag in flags}
-            given = {k: v for k, v in values.items() if k in names and v is not None}
-            rest = {k: v for k, v in values.items() if k not in names}
-            command(**rest, flags=given)
-
-        kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own if p.name != "flags"]
-        wrapped.__signature__ = inspect.Signature([*kept, *flags])  # type: ignore[attr-defined]
-        wrapped.__annotations__ = {p.name: p.annotation for p in [*kept, *flags]}
-        wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
-        return wrapped
-
-    return decorate
 
 
 def show(results: "list[Result]", as_json: bool) -> None:

@@ -101,8 +101,6 @@ def lessons(settings: RunSettings) -> tuple[Session, Labelled]:
             )
         teach += rows[:cut].tolist()
         score += rows[cut:].tolist()
-    empty = first.unlabelled.__class__(first.train.sources, first.train.items[:0])
-    taught = first.train.only(np.array(sorted(teach)))
-    return Session(first.classes, first.prompts, taught, empty), first.train.only(
-        np.array(sorted(score))
-    )
+    taught, held = (first.train.only(np.array(sorted(rows))) for rows in (teach, score))
+    nothing = taught.unlabelled(np.zeros(0, dtype=np.int64))
+    return Session(first.classes, first.prompts, taught, nothing), held

@@ -33,11 +33,7 @@ class Row:
         return [value for value in found if value is not None]
 
     def text(self, metric: str) -> str:
-        values = self.values(metric)
-        if not values:
-            return "–"
-        spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
-        return f"{np.mean(values):.1f}{spread}"
+        return _spread(self.values(metric), digits=1)
 
 
 def rows(results: Iterable[Result]) -> list[Row]:
@@ -138,10 +134,11 @@ def on_the_stream(table: Sequence[Row]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def _spread(values: list[float], sign: str = "") -> str:
+def _spread(values: list[float], sign: str = "", digits: int | None = None) -> str:
     if not values:
         return "–"
-    digits = 1 if abs(np.mean(values)) >= 1 or sign else 2
+    if digits is None:  # small numbers need one more
+        digits = 1 if abs(np.mean(values)) >= 1 or sign else 2
     text = f"{np.mean(values):{sign}.{digits}f}"
     return text + (f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else "")
 
