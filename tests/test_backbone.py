@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from conftest import SHARED, shared_only
+from dosapp.backbones.base import Insert
 from dosapp.backbones.clip import TINY, Clip, load, transformers
 from dosapp.core.masks import share
 from dosapp.errors import BadInput
@@ -41,7 +42,7 @@ def test_text_is_cut_to_the_longest_caption(tiny) -> None:
 def test_prompts_join_the_patches(tiny) -> None:
     pixels = torch.rand(2, 3, 32, 32)
     plain = tiny.encode_image(pixels)
-    prompted = tiny.encode_image(pixels, prompts=torch.randn(2, 5, 128))
+    prompted = tiny.encode_image(pixels, Insert(torch.randn(2, 5, 128)))
     assert prompted.shape == plain.shape
     assert not torch.allclose(prompted, plain)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import torch
 
-from dosapp.backbones.base import Backbone
+from dosapp.backbones.base import Expert
 from dosapp.data.base import Prompts, Rows
 from dosapp.data.views import Labelled
 from dosapp.learner import Learner
@@ -19,14 +19,14 @@ class Exam:
     def __init__(self, stream: Stream, learner: Learner) -> None:
         self.stream, self.learner = stream, learner
 
-    def experts(self) -> Mapping[str, Backbone]:
+    def experts(self) -> Mapping[str, Expert]:
         return self.learner.method.experts(self.learner.student)
 
-    def answering(self) -> Backbone:
+    def answering(self) -> Expert:
         """The expert whose answer is the learner's."""
         return next(iter(self.experts().values()))
 
-    def accuracy(self, expert: Backbone, j: int, seen: Iterable[int]) -> float:
+    def accuracy(self, expert: Expert, j: int, seen: Iterable[int]) -> float:
         """Per cent of task j's test pictures whose nearest class, of all those seen, is theirs."""
         return 100 * float(
             np.mean(self._answers(expert, j, seen) == self.stream.tasks[j].test.labels)
@@ -61,14 +61,14 @@ class Exam:
                     total += (theirs - mine[name]).detach().square().sum().item()
         return math.sqrt(total)
 
-    def _answers(self, expert: Backbone, j: int, seen: Iterable[int]) -> Rows:
+    def _answers(self, expert: Expert, j: int, seen: Iterable[int]) -> Rows:
         """Answers to task j's test, as positions in its classes; outside them: another task's."""
         tasks = [self.stream.tasks[n] for n in seen]
         names = {name: task.prompts for task in tasks for name in task.classes}
         start = sum(len(task.classes) for task in self.stream.tasks[:j])
         return self._nearest(expert, self.stream.tasks[j].test, names) - start
 
-    def _nearest(self, expert: Backbone, test: Labelled, names: Mapping[str, Prompts]) -> Rows:
+    def _nearest(self, expert: Expert, test: Labelled, names: Mapping[str, Prompts]) -> Rows:
         batches = (self.learner.logits(x, expert, names).argmax(dim=1) for x in test.batches(LOOK))
         found: Rows = torch.cat(list(batches)).numpy()
         return found

@@ -4,14 +4,16 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from dosapp.backbones.base import Backbone
+from dosapp.backbones.base import Backbone, Expert
 from dosapp.backbones.clip import load as load_backbone
+from dosapp.caution import Caution
 from dosapp.core.chance import chance
 from dosapp.data.base import Prompts
 from dosapp.data.views import Labelled
@@ -53,8 +55,10 @@ class Learner:
         self.fingerprint = net.fingerprint()
         s = self.settings
         self.method: Method = build(s.method, s.adapt, s.options)
-        self.student = Student(net, lr=s.rate, weight_decay=s.weight_decay)
+        net = self.method.extend(net, s.seed)
+        self.student = Student(net, lr=s.rate, weight_decay=s.weight_decay, seed=s.seed)
         self.memory = Memory(s.memory, s.seed)
+        self.caution = Caution(s.gate, s.temper, s.skew_aware, s.readmit, s.readmit_every)
         self.sessions = 0  # finished ones
         self.method.start(self.student)
         self._pristine: dict[str, Tensor] | None = None
@@ -75,10 +79,20 @@ class Learner:
     def lessons(self, session: Session, done: int = 0) -> Iterator[Lesson]:
         """The same, step by step; `done` steps of it are behind us (and in the loaded state)."""
         student, method = self.student, self.method
+        if done == 0:
+            method.check(student, session)
         labels = self._meet(session)
         size = min(self.settings.batch, len(session.train))
         per_epoch = len(session.train) // size  # the last, smaller batch is left out
-        total = per_epoch * self.settings.epochs
+
+        def batches(epoch: int) -> Iterator[Batch]:
+            rows = self._order(session, epoch, size)
+            return (self._batch(session.train, labels, chosen) for chosen in rows)
+
+        def batch(step: int) -> Batch:
+            rows = self._order(session, step // per_epoch, size)[step % per_epoch]
+            return self._replayed(self._batch(session.train, labels, rows), step)
+
         if done == 0:
             if size < self.settings.batch:
                 warnings.warn(
@@ -86,23 +100,38 @@ class Learner:
                     f"{self.settings.batch}; they are taught as one smaller batch",
                     stacklevel=2,
                 )
-            once = (self._batch(session.train, labels, r) for r in self._order(session, 0, size))
-            student.train_only(method.choose(student, once))
+            student.skew = 0.0
+            student.choose(method.choose(student, batches(0)))
+            self.caution.remember(student.chosen, self.sessions)
             method.begin_session(student, session)
-        if not student.selection.names:
-            done = total
-        for step in range(done, total):
-            epoch, place = divmod(step, per_epoch)
-            rows = self._order(session, epoch, size)[place]
-            batch = self._replayed(self._batch(session.train, labels, rows), step)
-            loss = method.loss(student, batch)
+        taught = per_epoch * self.settings.epochs if student.chosen.names else 0
+        reviews = method.reviews(student, per_epoch)
+        total = taught + sum(review.steps for review in reviews)
+
+        def taken(step: int, loss: Tensor) -> Lesson:
             if student.step(loss):
                 method.after_step(student)
-            yield Lesson(step + 1, total, loss.item())
-        method.end_session(student, session)
+            return Lesson(step + 1, total, loss.item())
+
+        for step in range(done, taught):
+            if step % per_epoch == 0:
+                epoch = step // per_epoch
+                method.begin_epoch(student, epoch, batches(epoch))
+            yield taken(step, method.loss(student, batch(step)))
+        if done <= taught:
+            method.end_session(student, session)
+        first = taught
+        for review in reviews:
+            for step in range(max(done, first), first + review.steps):
+                if step == first:
+                    student.train_only(review.selection)
+                yield taken(step, review.loss(student, batch(step), step - first))
+            first += review.steps
         self.memory.keep(session.train, labels)
         self.sessions += 1
         method.begin_stream(student)
+        student.chosen = student.selection  # whoever wanted to inherit has done so
+        self.caution.begin_stream(student)
 
     def _meet(self, session: Session) -> Tensor:
         """The session's labels as positions in the classes met so far, its own included."""
@@ -144,10 +173,15 @@ class Learner:
         pixels = self.pixels(images)
         if not self.sessions or not len(pixels):
             return None
-        guess = self.method.stream_loss(self.student, pixels)
-        if guess and guess.loss is not None and self.student.step(guess.loss):
-            self.method.after_stream_step(self.student)
-        return guess
+        view = self.caution.look(self.student, self.method, pixels)
+        trusted = pixels[view.trusted]
+        guess = self.method.stream_loss(self.student, trusted) if len(trusted) else None
+        if guess and guess.loss is not None:
+            rate = view.rate * (self.settings.stream_lr or self.student.lr) / self.student.lr
+            if self.student.step(guess.loss, rate):
+                self.method.after_stream_step(self.student)
+                self.caution.after_step(self.student)
+        return view.completed(guess) if self.method.adapts else None
 
     # Answering
 
@@ -170,7 +204,7 @@ class Learner:
 
     @torch.inference_mode()
     def logits(
-        self, pixels: Tensor, expert: Backbone, names: Mapping[str, Prompts] | None = None
+        self, pixels: Tensor, expert: Expert, names: Mapping[str, Prompts] | None = None
     ) -> Tensor:
         """Cosines `[B, C]` with the evaluation prompts of the classes met, or of other names."""
         names = names or {name: self.student.prompts[name] for name in self.student.classes}
@@ -216,6 +250,7 @@ class Learner:
                 f"{label}/{n}": theirs[n].detach() for n in theirs if theirs[n] is not weights[n]
             }
         tensors |= {f"method/{n}": t for n, t in self.method.tensors().items()}
+        tensors |= {f"caution/{n}": t for n, t in self.caution.tensors().items()}
         chosen = student.selection
         tensors |= {f"mask/{n}": m for n, m in (chosen.mask or {}).items()}
         facts = {
@@ -223,16 +258,24 @@ class Learner:
             "prompts": {name: asdict(student.prompts[name]) for name in student.classes},
             "sessions": self.sessions,
             "steps": student.steps,
-            "selection": {"names": list(chosen.names), "rates": dict(chosen.rates)},
-            "masked": chosen.mask is not None,
+            **_described(chosen),
             "stored_images": len(self.memory),
         }
         return State(tensors, facts)
 
     def working(self) -> State:
-        """What only the very next step needs: the optimizer, and the memory's pictures."""
-        optimizer = {f"optimizer/{n}": t for n, t in self.student.optimizer_state().items()}
-        return State(optimizer | {f"memory/{n}": t for n, t in self.memory.state().items()})
+        """What only the very next step needs: the optimizer, pictures kept, what lessons chose."""
+        student = self.student
+        chosen = student.chosen
+        apart = chosen is not student.selection  # in a review
+        parts = {
+            "optimizer": student.optimizer_state(),
+            "memory": self.memory.state(),
+            "method": self.method.scratch(),
+            "chosen": (chosen.mask or {}) if apart else {},
+        }
+        tensors = {f"{part}/{n}": t for part, held in parts.items() for n, t in held.items()}
+        return State(tensors, {"chosen": _described(chosen)} if apart else {})
 
     def restore(self, state: State, working: State | None = None) -> None:
         student, facts = self.student, state.facts
@@ -242,15 +285,18 @@ class Learner:
             student.meet([name], Prompts(words["train"], tuple(words["evaluate"])))
         self.sessions, student.steps = facts["sessions"], facts["steps"]
 
-        mask = under("mask/", state.tensors) if facts["masked"] else None
-        chosen = facts["selection"]
+        scratch = working or State({}, {})
         moved = under("student/", state.tensors)
         student.train_only(Selection(tuple(moved)))  # twins stop sharing what has moved
         student.assign(moved)
         for label, twin in self.method.twins().items():
             student.place(twin, under(f"{label}/", state.tensors))
-        self.method.load(under("method/", state.tensors))
-        student.train_only(Selection(tuple(chosen["names"]), mask, rates=chosen["rates"]))
+        self.method.load(under("method/", state.tensors) | under("method/", scratch.tensors))
+        self.caution.load(under("caution/", state.tensors))
+        student.train_only(_selection(facts, under("mask/", state.tensors)))
+        student.chosen = student.selection
+        if "chosen" in scratch.facts:
+            student.chosen = _selection(scratch.facts["chosen"], under("chosen/", scratch.tensors))
         if working is not None:
             student.load_optimizer_state(under("optimizer/", working.tensors))
             self.memory.load(under("memory/", working.tensors))
@@ -261,7 +307,7 @@ class Learner:
     def _base(self, key: str) -> Tensor | None:
         """Weights before any learning, read again when a version is written or replayed."""
         role, _, name = key.partition("/")
-        if role in ("method", "mask"):
+        if role in ("method", "mask", "caution"):
             return None
         if self._pristine is None:
             net = load_backbone(self.settings.backbone)
@@ -290,9 +336,12 @@ class Learner:
             "format": FORMAT,
             "settings": self.settings.model_dump(mode="json"),
             "fingerprint": self.fingerprint,
-            "stores_images": self.settings.memory > 0,
+            "stores_images": self.settings.memory > 0 or self.method.stores_data,
         }
-        if path.exists() and read_json(path) != facts:
+        if path.exists() and (
+            self._settings(folder) != self.settings
+            or read_json(path)["fingerprint"] != self.fingerprint
+        ):
             raise BadInput(f"'{folder}' holds a learner with other settings; save elsewhere")
         if not path.exists() and folder.exists() and any(folder.iterdir()):
             raise BadInput(f"'{folder}' is not empty and holds no learner; save elsewhere")
@@ -309,7 +358,7 @@ class Learner:
             raise BadInput(
                 f"'{folder}' has format {known.get('format')}; this dosapp reads {FORMAT}"
             )
-        learner = cls(LearnerSettings.checked(known["settings"], str(folder)), net)
+        learner = cls(cls._settings(folder), net)
         if learner.fingerprint != known["fingerprint"]:
             raise BadInput(
                 f"'{folder}' was learned with a backbone of fingerprint {known['fingerprint']}, "
@@ -318,9 +367,27 @@ class Learner:
         learner.restore(*learner.history(folder).resume())
         return learner
 
+    @staticmethod
+    def _settings(folder: Path) -> LearnerSettings:
+        """Of the learner in a folder; settings that came later have their defaults."""
+        known = read_json(folder / "learner.json")
+        found: LearnerSettings = LearnerSettings.checked(known["settings"], str(folder))
+        return found
+
     def digest(self) -> str:
         """A checksum of all that was learned, to compare two learners."""
         return checksum(self.state())
 
 
 Images = Tensor | Sequence[Image.Image]
+
+
+def _described(selection: Selection) -> dict[str, Any]:
+    """A selection without its mask, as JSON."""
+    names, rates = list(selection.names), dict(selection.rates)
+    return {"selection": {"names": names, "rates": rates}, "masked": selection.mask is not None}
+
+
+def _selection(facts: Mapping[str, Any], mask: dict[str, Tensor]) -> Selection:
+    found = facts["selection"]
+    return Selection(tuple(found["names"]), mask if facts["masked"] else None, rates=found["rates"])

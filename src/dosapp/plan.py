@@ -50,6 +50,8 @@ def open_stream(settings: RunSettings, net: Backbone) -> Stream:
         stream = stream.imbalanced()
     if s.correlated:
         stream = stream.correlated()
+    if s.one_class:
+        stream = stream.one_class()
     if s.chunks:
         stream = stream.chunks()
     if s.full_test:
@@ -92,7 +94,11 @@ def label(settings: RunSettings) -> str:
         text += " without TTL"
     if settings.options:
         text += " (" + ", ".join(f"{k}={v}" for k, v in settings.options.items()) + ")"
-    return text + (f" + ER={settings.memory}" if settings.memory else "")
+    if settings.memory:
+        text += f" + ER={settings.memory}"
+    for name, value in careful(settings).items():
+        text += f" + {name.replace('_', ' ')}" + ("" if value is True else f"={value:g}")
+    return text
 
 
 @dataclass(frozen=True)
@@ -126,15 +132,29 @@ def identity(
     """Everything that determines a result, and nothing that does not.
 
     The stream's hash stands for all that shapes it, the fingerprint for the backbone, the method
-    for its options and defaults. A new setting enters here only where it is not neutral.
+    for its options and defaults.
     """
     s = settings
     return {
         "meaning": MEANING,
         "method": s.method,
         "adapt": s.adapt,
-        "options": method.settings(),
+        "options": _on(method.settings()),
         "learning": [s.rate, s.weight_decay, s.epochs, s.batch, s.stream_batch, s.memory, s.seed],
         "stream": stream.hash,
         "backbone": net.fingerprint(),
+        **careful(s),
     }
+
+
+def careful(settings: RunSettings) -> dict[str, Any]:
+    """The settings of the stream's steps that are on."""
+    names = ["gate", "temper", "skew_aware", "readmit", "stream_lr"]
+    names += ["readmit_every"] if settings.readmit else []
+    return _on({name: getattr(settings, name) for name in names})
+
+
+def _on(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Without those that are off (none, false, zero, empty): a feature that is added later, and is
+    off, does not make a finished result another one."""
+    return {name: value for name, value in settings.items() if value}

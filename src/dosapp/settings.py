@@ -50,6 +50,13 @@ class LearnerSettings(Checked):
     epochs: int = Field(10, ge=1, description="passes over a session's lessons")
     batch: int = Field(64, ge=1, description="labelled images per step")
 
+    stream_lr: float | None = Field(None, gt=0, description="rate without labels; none: the same")
+    gate: float = Field(0.0, ge=0, lt=1, description="probability below which no image is learned")
+    temper: bool = Field(False, description="scale the stream's rate by how sure the batch is")
+    skew_aware: bool = Field(False, description="teachers follow slower on a skewed stream")
+    readmit: float = Field(0.0, ge=0, lt=1, description="share of the mask lent to past sessions")
+    readmit_every: int = Field(10, ge=1, description="stream steps before the next are lent it")
+
     @property
     def rate(self) -> float:
         """The learning rate in force. The tiny backbone has rates from `dosapp tune`."""
@@ -80,6 +87,7 @@ class RunSettings(LearnerSettings):
     fraction: float = Field(1.0, gt=0, le=1, description="share of D^u that is streamed")
     imbalanced: bool = Field(False, description="draw D^u from a Dirichlet over classes")
     correlated: bool = Field(False, description="stream class by class instead of shuffled")
+    one_class: bool = Field(False, description="stream a single class, another in each session")
     chunks: bool = Field(False, description="never stream a picture twice")
     stream_noise: float = Field(0.0, ge=0, description="Gaussian noise on D^u, σ in [0, 1] pixels")
     test_noise: float = Field(0.0, ge=0, description="the same on D^e")

@@ -69,7 +69,7 @@ class Stream:
     seed: int
     controls: tuple[tuple[Control, Prompts], ...] = ()
     again: bool = True  # session t streams D^u of all seen tasks; else disjoint chunks of it
-    order: Literal["shuffled", "correlated"] = "shuffled"
+    order: Literal["shuffled", "correlated", "one class"] = "shuffled"
     together: bool = False  # joint training: one session with every class
     boundaries: tuple[int, ...] = ()  # the tasks before which another dataset begins
 
@@ -118,6 +118,10 @@ class Stream:
     def correlated(self) -> "Stream":
         """Each session's stream comes class by class, in a random order of classes."""
         return replace(self, order="correlated")
+
+    def one_class(self) -> "Stream":
+        """Each session's stream shows one of the classes met so far, as long as it was before."""
+        return replace(self, order="one class")
 
     def chunks(self) -> "Stream":
         """No picture of D^u is ever seen twice: each session gets its own chunk of each task's."""
@@ -176,6 +180,9 @@ class Stream:
         if self.order == "correlated":
             rank = random.permutation(len(self.classes))
             order = order[np.argsort(rank[stream.labels[order]], kind="stable")]
+        if self.order == "one class" and len(stream):
+            only = np.flatnonzero(stream.labels == random.choice(np.unique(stream.labels)))
+            order = random.choice(only, size=len(stream))
         return stream.only(order)
 
     def _chunk(self, number: int, task: int) -> Labelled:

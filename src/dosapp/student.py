@@ -7,13 +7,14 @@ Twins of the student (teachers, anchors) are made, moved and kept apart here too
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from dosapp.backbones.base import Backbone
+from dosapp.backbones.base import Backbone, Expert
+from dosapp.core.chance import torch_chance
 from dosapp.core.entries import Entries
 from dosapp.core.losses import clip_loss
 from dosapp.core.masks import Mask, Scores, gradient_scores
@@ -37,18 +38,22 @@ class Diverged(BadInput):
 
 
 class Student:
-    def __init__(self, net: Backbone, *, lr: float = 7.5e-6, weight_decay: float = 0.2) -> None:
+    def __init__(
+        self, net: Backbone, *, lr: float = 7.5e-6, weight_decay: float = 0.2, seed: int = 0
+    ) -> None:
         self.net = net
-        self.lr, self.weight_decay = lr, weight_decay
+        self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
         self.classes: list[str] = []
         self.prompts: dict[str, Prompts] = {}
-        self.selection = Selection()
+        self.selection = Selection()  # what may move now
+        self.chosen = Selection()  # what the lessons chose; adapters inherit it
+        self.skew = 0.0  # of the stream: 1 makes teachers follow as slowly as they ever do
         self.steps = 0
         self.moved: set[str] = set()  # every weight that was ever allowed to move
         self._entries: dict[str, Entries] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         self._twins: weakref.WeakSet[Backbone] = weakref.WeakSet()
-        self._texts: weakref.WeakKeyDictionary[Backbone, tuple[object, Tensor]] = (
+        self._texts: weakref.WeakKeyDictionary[Expert, tuple[object, Tensor]] = (
             weakref.WeakKeyDictionary()
         )
         for weight in net.weights().values():
@@ -68,12 +73,12 @@ class Student:
 
     # Looking
 
-    def captions(self, net: Backbone | None = None) -> Tensor:
+    def captions(self, net: Expert | None = None) -> Tensor:
         """Features `[C, D]` of the training caption of every class met."""
         return (net or self.net).encode_text([self.caption(name) for name in self.classes])
 
     @torch.no_grad()
-    def templates(self, net: Backbone, names: Mapping[str, Prompts]) -> Tensor:
+    def templates(self, net: Expert, names: Mapping[str, Prompts]) -> Tensor:
         """Evaluation features `[C, D]`: the mean over templates, cached until a weight moves."""
         key = (net.revision, tuple(names.items()))
         cached = self._texts.get(net)
@@ -89,10 +94,21 @@ class Student:
             self._texts[net] = cached
         return cached[1]
 
-    def logits(self, pixels: Tensor, net: Backbone | None = None) -> Tensor:
+    def logits(self, pixels: Tensor, net: Expert | None = None) -> Tensor:
         """Cosines `[B, C]` with the training captions, as the unlabelled phase compares them."""
         net = net or self.net
         return net.encode_image(pixels) @ self.captions(net).T
+
+    def image_logits(self, pixels: Tensor) -> Tensor:
+        """Scaled logits `[B, C]` in which only the image side can move, as in ports of classifiers
+        to CLIP."""
+        with torch.no_grad():
+            texts = self.captions()
+        return self.net.scale.detach() * self.net.encode_image(pixels) @ texts.T
+
+    def chance(self, *words: object) -> torch.Generator:
+        """Random numbers for a purpose at this step: the same again when the step is repeated."""
+        return torch_chance(*words, self.seed, self.steps)
 
     def pairs(
         self, pixels: Tensor, labels: Tensor, net: Backbone | None = None
@@ -126,6 +142,11 @@ class Student:
 
     # Moving
 
+    def choose(self, selection: Selection) -> None:
+        """What a session's lessons move, and adapters after it unless they have their own."""
+        self.chosen = selection
+        self.train_only(selection)
+
     def train_only(self, selection: Selection) -> None:
         """Choose what may move from now on, with a fresh optimizer."""
         for entries in self._entries.values():
@@ -145,6 +166,20 @@ class Student:
             ]
             self._optimizer = torch.optim.AdamW(groups, weight_decay=self.weight_decay)
 
+    def remask(self, mask: Mask) -> None:
+        """Other entries of the same weights. Those that stay keep their moments; others start."""
+        kept = {
+            n: {key: self._entries[n].spread(t) if t.ndim else t for key, t in state.items()}
+            for n, state in self._moments().items()
+        }
+        self.train_only(replace(self.selection, mask={**(self.selection.mask or {}), **mask}))
+        assert self._optimizer is not None
+        for name, state in kept.items():
+            entries = self._entries[name]
+            self._optimizer.state[entries.values] = {
+                key: entries.gathered(t) if t.ndim else t for key, t in state.items()
+            }
+
     def step(self, loss: Tensor, rate: float = 1.0) -> bool:
         """One optimizer step; entries outside the selection stay bit-identical.
 
@@ -158,18 +193,26 @@ class Student:
             )
         if self._optimizer is None or loss.item() == 0 or rate == 0:
             return False
+        self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         for entries in self._entries.values():
             entries.gather()
         for group in self._optimizer.param_groups:
             group["lr"] = group["usual"] * rate
         self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
         for entries in self._entries.values():
             entries.scatter()
         self.steps += 1
         self.net.revision += 1
         return True
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Of the last step, zero where nothing may move; gone with the next."""
+        return {
+            name: entries.spread(entries.values.grad)
+            for name, entries in self._entries.items()
+            if entries.values.grad is not None
+        }
 
     @torch.no_grad()
     def assign(self, values: Mapping[str, Tensor], where: Mask | None = None) -> None:
@@ -203,6 +246,7 @@ class Student:
 
     def smooth(self, teacher: Backbone, *, active: float, frozen: float) -> None:
         """Move a twin towards the student: `active` inside the mask, `frozen` outside."""
+        active += (frozen - active) * self.skew
         mine, theirs = self.net.weights(), teacher.weights()
         apart = {n: theirs[n] for n in theirs if theirs[n] is not mine[n]}
         chosen, mask = self.selection, self.selection.mask
@@ -215,12 +259,10 @@ class Student:
     # Saving: what the next step needs besides the weights
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        if self._optimizer is None:
-            return {}
         return {
             f"{name}/{key}": value
-            for name, entries in self._entries.items()
-            for key, value in self._optimizer.state.get(entries.values, {}).items()
+            for name, state in self._moments().items()
+            for key, value in state.items()
         }
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
@@ -228,3 +270,9 @@ class Student:
             name, _, key = path.rpartition("/")
             assert self._optimizer is not None
             self._optimizer.state[self._entries[name].values][key] = value.clone()
+
+    def _moments(self) -> dict[str, dict[str, Tensor]]:
+        if self._optimizer is None:
+            return {}
+        states = self._optimizer.state
+        return {n: states[e.values] for n, e in self._entries.items() if e.values in states}

@@ -1,37 +1,93 @@
 """What everything above asks of a two-tower model. Nobody else knows which library it came from."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from PIL import Image
 from torch import Tensor, nn
 
+Weights = Mapping[str, nn.Parameter]
+Joint = Callable[[Tensor, Tensor], Tensor]  # what entered a part, what left it → what goes on
 
-class Backbone(Protocol):
-    name: str
+
+@dataclass(frozen=True)
+class Insert:
+    """What a method adds on the way through the image tower; tokens are `[B, L, W]`."""
+
+    prompts: Tensor | None = None  # [B, P, W]: tokens that join the patches
+    prefixes: Mapping[int, Tensor] = field(
+        default_factory=dict
+    )  # block → keys, values [2, B, P, W]
+    joints: Mapping[int, Joint] = field(default_factory=dict)  # a part's last block → what follows
+
+
+class Expert(Protocol):
+    """Whoever can be asked about a picture."""
+
     pixels: int  # pictures are square: uint8 or float [B, 3, pixels, pixels]
-    revision: int  # raised by whoever changes a weight; caches are keyed on it
+
+    @property
+    def revision(self) -> int:
+        """Raised by whoever changes a weight; caches are keyed on it."""
 
     @property
     def scale(self) -> Tensor:
         """What cosines are multiplied with before a softmax, exp(logit_scale)."""
 
-    def encode_image(self, pixels: Tensor, prompts: Tensor | None = None) -> Tensor:
-        """Unit features `[B, D]` of pictures in [0, 1]; `prompts [B, P, W]` join the patches."""
+    def encode_image(self, pixels: Tensor) -> Tensor:
+        """Unit features `[B, D]` of pictures in [0, 1]."""
 
     def encode_text(self, captions: Sequence[str]) -> Tensor:
         """Unit features `[C, D]`."""
 
-    def weights(self) -> Mapping[str, nn.Parameter]:
+    def weights(self) -> Weights:
         """All of them, by name."""
 
-    def first_mlp(self) -> Mapping[str, nn.Parameter]:
+
+class Backbone(Protocol):
+    """An expert whose parts are known, so that it can be taught."""
+
+    name: str
+    pixels: int
+    revision: int
+    width: int  # W, of a token of the image tower
+    blocks: int  # of the image tower
+    features: int  # D
+
+    @property
+    def scale(self) -> Tensor: ...
+
+    def encode_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
+        """`project_image` of `pool_image`."""
+
+    def encode_text(self, captions: Sequence[str]) -> Tensor: ...
+
+    def pool_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
+        """`[B, W]`: what the image projection reads."""
+
+    def project_image(self, pooled: Tensor) -> Tensor:
+        """Unit features `[B, D]`."""
+
+    def weights(self) -> Weights:
+        """All of them, by name: the towers', and what methods have put beside them."""
+
+    def towers(self) -> Weights:
+        """What the model came with."""
+
+    def matrices(self) -> Weights:
+        """The weights of the linear layers in every block of both towers."""
+
+    def first_mlp(self) -> Weights:
         """The paper's candidates: the first MLP layer's weights of every block of both towers."""
 
-    def beside_first_mlp(self) -> Mapping[str, nn.Parameter]:
+    def beside_first_mlp(self) -> Weights:
         """What SPU's code updates whole: the biases of those layers and the image projection."""
 
-    def image_norms(self) -> Mapping[str, nn.Parameter]:
+    def projections(self) -> Weights:
+        """From each tower into the common space."""
+
+    def image_norms(self) -> Weights:
         """The affine weights of the image tower's LayerNorms."""
 
     def twin(self, own: Collection[str] = ()) -> "Backbone":

@@ -17,8 +17,9 @@ import torch
 from PIL import Image
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, scaled_dot_product_attention
 
+from dosapp.backbones.base import Insert
 from dosapp.errors import BadInput, unknown
 
 if TYPE_CHECKING:
@@ -67,7 +68,11 @@ class Clip:
         self.model, self.tokenizer, self.name = model.eval(), tokenizer, name
         self.processing = dict(processing)
         self.revision = 0
-        self.pixels: int = model.config.vision_config.image_size
+        vision = model.config.vision_config
+        self.pixels: int = vision.image_size
+        self.width: int = vision.hidden_size
+        self.blocks: int = vision.num_hidden_layers
+        self.features: int = model.config.projection_dim
         self._mean = torch.tensor(self.processing["image_mean"]).view(3, 1, 1)
         self._std = torch.tensor(self.processing["image_std"]).view(3, 1, 1)
         self._ids: dict[str, list[int]] = {}
@@ -79,14 +84,20 @@ class Clip:
         scale: Tensor = self.model.logit_scale.exp()
         return scale
 
-    def encode_image(self, pixels: Tensor, prompts: Tensor | None = None) -> Tensor:
-        vision = self.model.vision_model
+    def encode_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
+        return self.project_image(self.pool_image(pixels, insert))
+
+    def pool_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
+        insert, vision = insert or Insert(), self.model.vision_model
         mean, std = self._mean.to(pixels.device), self._std.to(pixels.device)
         tokens = vision.embeddings((pixels - mean) / std)  # [B, 1 + patches, W]
-        if prompts is not None:
-            tokens = torch.cat([tokens[:, :1], prompts, tokens[:, 1:]], dim=1)
-        tokens = walk(vision.encoder.layers, vision.pre_layrnorm(tokens))
-        pooled = vision.post_layernorm(tokens[:, 0])
+        if insert.prompts is not None:
+            tokens = torch.cat([tokens[:, :1], insert.prompts, tokens[:, 1:]], dim=1)
+        tokens = walk(vision.encoder.layers, vision.pre_layrnorm(tokens), insert=insert)
+        pooled: Tensor = vision.post_layernorm(tokens[:, 0])
+        return pooled
+
+    def project_image(self, pooled: Tensor) -> Tensor:
         return normalize(self.model.visual_projection(pooled), dim=-1)
 
     def encode_text(self, captions: Sequence[str]) -> Tensor:
@@ -118,6 +129,16 @@ class Clip:
 
     def weights(self) -> dict[str, nn.Parameter]:
         return dict(self.model.named_parameters())
+
+    def towers(self) -> dict[str, nn.Parameter]:
+        return self.weights()
+
+    def matrices(self) -> dict[str, nn.Parameter]:
+        ends = ("_proj.weight", ".fc1.weight", ".fc2.weight")
+        return {n: w for n, w in self.weights().items() if ".layers." in n and n.endswith(ends)}
+
+    def projections(self) -> dict[str, nn.Parameter]:
+        return {n: w for n, w in self.weights().items() if n.endswith("_projection.weight")}
 
     def first_mlp(self) -> dict[str, nn.Parameter]:
         return {n: w for n, w in self.weights().items() if n.endswith(".mlp.fc1.weight")}
@@ -196,12 +217,37 @@ class Clip:
 
 
 def walk(
-    layers: Iterable[nn.Module], tokens: Tensor, mask: Tensor | None = None
+    layers: Iterable[nn.Module],
+    tokens: Tensor,
+    mask: Tensor | None = None,
+    insert: Insert | None = None,
 ) -> Tensor:  # [B, L, W] → [B, L, W]
     """The one place that goes through the blocks of a tower."""
-    for layer in layers:
-        tokens = layer(tokens, mask)
+    insert, entered = insert or Insert(), tokens
+    for n, layer in enumerate(layers):
+        if n in insert.prefixes:
+            tokens = prefixed(layer, tokens, insert.prefixes[n])
+        else:
+            tokens = layer(tokens, mask)
+        if n in insert.joints:
+            tokens = entered = insert.joints[n](entered, tokens)
     return tokens
+
+
+def prefixed(layer: Any, tokens: Tensor, prefix: Tensor) -> Tensor:
+    """A block whose attention also sees keys and values `[2, B, P, W]` that nobody asks from."""
+    attention, seen = layer.self_attn, layer.layer_norm1(tokens)
+
+    def heads(x: Tensor) -> Tensor:  # [B, L, W] → [B, heads, L, W / heads]
+        return x.view(*x.shape[:2], -1, attention.head_dim).transpose(1, 2)
+
+    keys = torch.cat([prefix[0], attention.k_proj(seen)], dim=1)
+    values = torch.cat([prefix[1], attention.v_proj(seen)], dim=1)
+    queries = heads(attention.q_proj(seen))
+    found = scaled_dot_product_attention(queries, heads(keys), heads(values))
+    tokens = tokens + attention.out_proj(found.transpose(1, 2).flatten(2))
+    after: Tensor = tokens + layer.mlp(layer.layer_norm2(tokens))
+    return after
 
 
 def read_processing(where: str) -> dict[str, Any]:

@@ -18,16 +18,24 @@ class Entries:
             self._hook = None
         else:
             self.where = mask.flatten().nonzero().squeeze(1)  # [K]
-            self.values = nn.Parameter(self._gathered(weight.detach()))
+            self.values = nn.Parameter(self.gathered(weight.detach()))
             self._hook = weight.register_post_accumulate_grad_hook(self._take_gradient)
 
-    def _gathered(self, dense: Tensor) -> Tensor:
-        assert self.where is not None
-        return dense.reshape(-1)[self.where]
+    def gathered(self, dense: Tensor) -> Tensor:
+        """The selected entries of a tensor like the weight `[K]`, or all of it."""
+        return dense if self.where is None else dense.reshape(-1)[self.where]
+
+    def spread(self, gathered: Tensor) -> Tensor:
+        """The other way: zero outside the selection."""
+        if self.where is None:
+            return gathered
+        dense = torch.zeros_like(self.weight, dtype=gathered.dtype)
+        dense.view(-1)[self.where] = gathered
+        return dense
 
     def _take_gradient(self, weight: Tensor) -> None:
         assert weight.grad is not None
-        grad = self._gathered(weight.grad)
+        grad = self.gathered(weight.grad)
         self.values.grad = grad if self.values.grad is None else self.values.grad + grad
         weight.grad = None
 
@@ -35,7 +43,7 @@ class Entries:
     def gather(self) -> None:
         """Read the weight anew: somebody may have assigned to it since the last step."""
         if self.where is not None:
-            self.values.copy_(self._gathered(self.weight))
+            self.values.copy_(self.gathered(self.weight))
 
     @torch.no_grad()
     def scatter(self) -> None:

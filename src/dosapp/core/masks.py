@@ -78,3 +78,33 @@ def united(best: Scores, scores: Scores, mask: Mask, how: Combine = "max") -> Sc
         else:
             result[name] = torch.maximum(old, new)
     return result
+
+
+def readmitted(
+    mask: Mask, scores: Scores, owner: Mapping[str, Tensor], fraction: float, turn: int
+) -> Mask:
+    """The mask with a share of it lent to entries that earlier sessions chose and it has lost.
+
+    Each session whose entries `owner` names (from 1) gets an equal part of the share, filled with
+    its entries outside the mask by score; the next turn goes on where this one stopped. As many of
+    the mask's own entries, those with the lowest scores, rest meanwhile.
+    """
+    result: Mask = {}
+    for name, own in mask.items():
+        flat, score, whose = own.flatten(), scores[name].flatten(), owner[name].flatten()
+        lost = ~flat & (whose > 0)
+        sessions = whose[lost].unique().tolist()
+        room = int(fraction * flat.sum()) // max(1, len(sessions))
+        lent: list[Tensor] = []
+        for session in sessions:
+            waiting = (lost & (whose == session)).nonzero().squeeze(1)
+            waiting = waiting[score[waiting].argsort(descending=True)]
+            start = turn * room % len(waiting)
+            lent.append(waiting.roll(-start)[:room])
+        back = torch.cat([*lent, torch.zeros(0, dtype=torch.long)])
+        mine = flat.nonzero().squeeze(1)
+        resting = mine[score[mine].argsort()[: len(back)]]
+        now = flat.clone()
+        now[resting], now[back] = False, True
+        result[name] = now.view_as(own)
+    return result

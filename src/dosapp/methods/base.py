@@ -1,12 +1,13 @@
 """What a method is: hooks around two loops that the learner owns. The default is fine-tuning.
 
-With labels:     choose → begin_session → (loss → step → after_step)* → end_session
+With labels:     choose → begin_session → (begin_epoch → (loss → step → after_step)*)* → end_session
+                 → (review's loss → step → after_step)*
 Without labels:  begin_stream → (stream_loss → step → after_stream_step)*
 
 Fields of a method's dataclass are its settings: flags, YAML keys and rows of `dosapp methods`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, Literal, TypeVar, cast, dataclass_transform
 
@@ -14,7 +15,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
-from dosapp.backbones.base import Backbone
+from dosapp.backbones.base import Backbone, Expert
 from dosapp.storage import under
 from dosapp.streams import Session
 from dosapp.student import Selection, Student
@@ -33,6 +34,15 @@ class Batch:
     pixels: Tensor  # [B, 3, H, W] in [0, 1]
     labels: Tensor  # [B], positions in student.classes
     replayed: Tensor  # [B] bool: which rows came from memory
+
+
+@dataclass(frozen=True)
+class Review:
+    """More steps after the lessons, with a selection and a loss of their own."""
+
+    steps: int
+    selection: Selection
+    loss: Callable[[Student, Batch, int], Tensor]  # the last is the step, from 0
 
 
 @dataclass(frozen=True)
@@ -68,17 +78,27 @@ class Method:
     joint: ClassVar[bool] = False  # wants all tasks in one session
     stores_data: ClassVar[bool] = False  # keeps pictures of its own, besides --memory
 
+    def extend(self, net: Backbone, seed: int) -> Backbone:
+        """The network with the method's own parameters around it, if it has any."""
+        return net
+
     def start(self, student: Student) -> None:
-        """Once, before the first session."""
+        """Once, before the first session. What the method cannot do without is asked for here."""
 
     # With labels
 
+    def check(self, student: Student, session: Session) -> None:
+        """Before anything of a session is learned: say what is missing, in one sentence."""
+
     def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
         """Which weights may move in this session; `lessons` is one pass over its batches."""
-        return Selection(tuple(student.net.weights()))
+        return Selection(tuple(student.net.towers()))
 
     def begin_session(self, student: Student, session: Session) -> None:
         """The selection is made, nothing has moved yet."""
+
+    def begin_epoch(self, student: Student, epoch: int, lessons: Iterable[Batch]) -> None:
+        """Before each pass over the lessons; `lessons` is one such pass, to look at."""
 
     def loss(self, student: Student, batch: Batch) -> Tensor:
         return student.clip_loss(batch.pixels, batch.labels)
@@ -86,6 +106,10 @@ class Method:
     def after_step(self, student: Student) -> None: ...
 
     def end_session(self, student: Student, session: Session) -> None: ...
+
+    def reviews(self, student: Student, per_epoch: int) -> Sequence[Review]:
+        """Stages after the lessons; `per_epoch` batches are one pass over these."""
+        return ()
 
     # Without labels
 
@@ -108,15 +132,20 @@ class Method:
         """The other networks the method keeps, by name; they are saved with the learner."""
         return {}
 
-    def experts(self, student: Student) -> Mapping[str, Backbone]:
+    def experts(self, student: Student) -> Mapping[str, Expert]:
         """Who can be asked; the first one's answer is the learner's."""
         return {"student": student.net}
 
     def tensors(self) -> State:
-        """What the method remembers besides its twins."""
+        """What the method remembers besides its twins, in every version of the learner."""
         return {}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None: ...
+    def scratch(self) -> State:
+        """What only the next step needs, pictures above all: in the checkpoint, in no version."""
+        return {}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Both again; scratch may be missing."""
 
     def settings(self) -> dict[str, Any]:
         """All settings, flat: `smoothing.gamma`, `learner.sparsity`, …"""
@@ -135,6 +164,7 @@ class Then(Method):
     def __init__(self, labelled: Method, unlabelled: Method) -> None:
         self.labelled, self.unlabelled = labelled, unlabelled
         self.joint = labelled.joint  # type: ignore[misc]
+        self.stores_data = labelled.stores_data or unlabelled.stores_data  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"{self.labelled!r}.then({self.unlabelled!r})"
@@ -144,9 +174,16 @@ class Then(Method):
         second = {f"unlabelled.{key}": value for key, value in self.unlabelled.settings().items()}
         return first | second
 
+    def extend(self, net: Backbone, seed: int) -> Backbone:
+        return self.unlabelled.extend(self.labelled.extend(net, seed), seed)
+
     def start(self, student: Student) -> None:
         self.labelled.start(student)
         self.unlabelled.start(student)
+
+    def check(self, student: Student, session: Session) -> None:
+        self.labelled.check(student, session)
+        self.unlabelled.check(student, session)
 
     def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
         return self.labelled.choose(student, lessons)
@@ -154,6 +191,10 @@ class Then(Method):
     def begin_session(self, student: Student, session: Session) -> None:
         self.labelled.begin_session(student, session)
         self.unlabelled.begin_session(student, session)
+
+    def begin_epoch(self, student: Student, epoch: int, lessons: Iterable[Batch]) -> None:
+        self.labelled.begin_epoch(student, epoch, lessons)
+        self.unlabelled.begin_epoch(student, epoch, ())
 
     def loss(self, student: Student, batch: Batch) -> Tensor:
         return self.labelled.loss(student, batch)
@@ -165,6 +206,12 @@ class Then(Method):
     def end_session(self, student: Student, session: Session) -> None:
         self.labelled.end_session(student, session)
         self.unlabelled.end_session(student, session)
+
+    def reviews(self, student: Student, per_epoch: int) -> Sequence[Review]:
+        return (
+            *self.labelled.reviews(student, per_epoch),
+            *self.unlabelled.reviews(student, per_epoch),
+        )
 
     @property
     def adapts(self) -> bool:
@@ -183,12 +230,18 @@ class Then(Method):
         first = {f"labelled-{name}": net for name, net in self.labelled.twins().items()}
         return {**self.unlabelled.twins(), **first}
 
-    def experts(self, student: Student) -> Mapping[str, Backbone]:
+    def experts(self, student: Student) -> Mapping[str, Expert]:
         return self.unlabelled.experts(student)
 
     def tensors(self) -> State:
-        first = {f"labelled/{name}": t for name, t in self.labelled.tensors().items()}
-        return first | {f"unlabelled/{name}": t for name, t in self.unlabelled.tensors().items()}
+        return self._halves(self.labelled.tensors(), self.unlabelled.tensors())
+
+    def scratch(self) -> State:
+        return self._halves(self.labelled.scratch(), self.unlabelled.scratch())
+
+    def _halves(self, first: State, second: State) -> State:
+        named = {f"labelled/{name}": t for name, t in first.items()}
+        return named | {f"unlabelled/{name}": t for name, t in second.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self.labelled.load(under("labelled/", tensors))

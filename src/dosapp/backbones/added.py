@@ -1,0 +1,120 @@
+"""Parameters beside a backbone (prompts, side networks), and two experts that answer as one.
+
+`Added` is a backbone around another. What it holds is trained, shared with twins, smoothed and
+saved like any other weight, so every method works with every addition.
+"""
+
+import copy
+from collections.abc import Collection, Sequence
+from typing import TypeVar
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from dosapp.backbones.base import Backbone, Expert, Insert, Weights
+
+A = TypeVar("A", bound="Added")
+
+
+class Added:
+    """The inner backbone with more parameters. A subclass says what they do to a picture."""
+
+    def __init__(self, inner: Backbone, extra: dict[str, Tensor]) -> None:
+        self.inner = inner
+        self.extra = {name: nn.Parameter(t, requires_grad=False) for name, t in extra.items()}
+        self.name, self.pixels, self.revision = inner.name, inner.pixels, inner.revision
+        self.width, self.blocks, self.features = inner.width, inner.blocks, inner.features
+
+    @property
+    def scale(self) -> Tensor:
+        return self.inner.scale
+
+    def encode_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
+        return self.project_image(self.pool_image(pixels, insert))
+
+    def pool_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
+        return self.inner.pool_image(pixels, insert)
+
+    def project_image(self, pooled: Tensor) -> Tensor:
+        return self.inner.project_image(pooled)
+
+    def encode_text(self, captions: Sequence[str]) -> Tensor:
+        return self.inner.encode_text(captions)
+
+    def weights(self) -> Weights:
+        return {**self.inner.weights(), **self.extra}
+
+    def towers(self) -> Weights:
+        return self.inner.towers()
+
+    def matrices(self) -> Weights:
+        return self.inner.matrices()
+
+    def first_mlp(self) -> Weights:
+        return self.inner.first_mlp()
+
+    def beside_first_mlp(self) -> Weights:
+        return self.inner.beside_first_mlp()
+
+    def projections(self) -> Weights:
+        return self.inner.projections()
+
+    def image_norms(self) -> Weights:
+        return self.inner.image_norms()
+
+    def twin(self: A, own: Collection[str] = ()) -> A:
+        other = copy.copy(self)
+        other.inner = self.inner.twin([name for name in own if name not in self.extra])
+        other.extra = dict(self.extra)
+        other._own_extra(own)
+        return other
+
+    def own(self, names: Collection[str]) -> None:
+        self.inner.own([name for name in names if name not in self.extra])
+        self._own_extra(names)
+
+    def _own_extra(self, names: Collection[str]) -> None:
+        for name in self.extra.keys() & set(names):
+            mine = self.extra[name].detach().clone()
+            self.extra[name] = nn.Parameter(mine, requires_grad=False)
+
+    def picture(self, image: Image.Image) -> Tensor:
+        return self.inner.picture(image)
+
+    def fingerprint(self) -> str:
+        return self.inner.fingerprint()
+
+
+def within(net: Backbone, kind: type[A]) -> A:
+    """The addition of this kind, however deep."""
+    while isinstance(net, Added):
+        if isinstance(net, kind):
+            return net
+        net = net.inner
+    raise LookupError(f"no {kind.__name__} in {net.name}")
+
+
+class Ensemble:
+    """Two experts as one, whose cosines are the mean of theirs: features side by side, over √2."""
+
+    def __init__(self, first: Expert, second: Expert) -> None:
+        self.both = (first, second)
+        self.pixels = first.pixels
+
+    @property
+    def revision(self) -> int:
+        return sum(expert.revision for expert in self.both)
+
+    @property
+    def scale(self) -> Tensor:
+        return torch.stack([expert.scale for expert in self.both]).mean()
+
+    def encode_image(self, pixels: Tensor) -> Tensor:
+        return torch.cat([e.encode_image(pixels) for e in self.both], dim=1) / 2**0.5
+
+    def encode_text(self, captions: Sequence[str]) -> Tensor:
+        return torch.cat([e.encode_text(captions) for e in self.both], dim=1) / 2**0.5
+
+    def weights(self) -> Weights:
+        return {}  # none of its own

@@ -1,0 +1,125 @@
+"""What holds adaptation back when the stream cannot be trusted: the paper's own mitigations.
+
+Four values, each off by default, that work with every adapter because the learner owns the step:
+a gate (images no expert is sure of are not learned from), a tempered rate (unsure batches move the
+weights less), teachers that follow more slowly when few classes fill the stream, and a share of the
+mask lent, in turns, to entries of earlier sessions.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from dosapp.core.losses import entropy
+from dosapp.core.masks import Mask, Scores, readmitted
+from dosapp.core.skew import skew
+from dosapp.methods.base import Guess, Method
+from dosapp.student import Selection, Student
+
+MEMORY = 0.9  # of the histogram, per batch
+
+
+@dataclass(frozen=True)
+class View:
+    """A batch as the experts see it before anything is learned from it."""
+
+    trusted: Tensor  # [B] bool: the images to learn from
+    labels: Tensor | None = None  # [B], of the surest expert
+    rate: float = 1.0  # times the learning rate
+
+    def completed(self, guess: Guess | None) -> Guess | None:
+        """The adapter's guess, with the experts' labels for the images it was not shown."""
+        if self.labels is None:
+            return guess
+        labels = self.labels.clone()
+        if guess is None:
+            return Guess(labels)
+        labels[self.trusted] = guess.labels
+        return replace(guess, labels=labels)
+
+
+@dataclass
+class Caution:
+    gate: float = 0.0  # least probability of the surest expert's answer
+    temper: bool = False  # rate times 1 - mean entropy / ln C
+    skew_aware: bool = False  # momentum from λ towards δ as the stream's classes skew
+    readmit: float = 0.0  # share of the mask that earlier sessions take turns in
+    every: int = 10  # stream steps per turn
+    histogram: Tensor = field(default_factory=lambda: torch.zeros(0))  # [C] of recent answers
+    scores: Scores = field(default_factory=dict)  # best of all sessions, zero where never chosen
+    owner: dict[str, Tensor] = field(default_factory=dict)  # which session that best is of, from 1
+    base: Mask = field(default_factory=dict)  # the stream's own mask
+    steps: int = 0  # of this stream
+
+    @torch.inference_mode()
+    def look(self, student: Student, method: Method, pixels: Tensor) -> View:
+        """Ask the experts first, if anything depends on it."""
+        everything = torch.ones(len(pixels), dtype=torch.bool)
+        if not (self.gate or self.temper or self.skew_aware) or not method.adapts:
+            return View(everything)
+        asked = torch.stack(
+            [net.scale * student.logits(pixels, net) for net in method.experts(student).values()]
+        )  # [experts, B, C]
+        sure = asked.softmax(dim=2).max(dim=2)  # [experts, B]
+        best = sure.values.argmax(dim=0)  # [B]
+        images, classes = torch.arange(len(pixels)), asked.shape[2]
+        labels = sure.indices[best, images]
+        if self.skew_aware:
+            seen = labels.bincount(minlength=classes).float()
+            old = self.histogram if len(self.histogram) == classes else torch.zeros(classes)
+            self.histogram = MEMORY * old + seen
+            student.skew = skew(self.histogram)
+        rate = 1.0
+        if self.temper and classes > 1:
+            unsure = entropy(asked[best, images]).mean().item()
+            rate = max(0.0, 1 - unsure / torch.tensor(float(classes)).log().item())
+        trusted = sure.values.max(dim=0).values >= self.gate if self.gate else everything
+        return View(trusted.clone(), labels.clone(), rate)
+
+    # Lending a share of the mask
+
+    def remember(self, chosen: Selection, session: int) -> None:
+        """A session has chosen: keep each entry's best score, and whose it is."""
+        if not self.readmit or chosen.mask is None or chosen.scores is None:
+            return
+        for name, score in chosen.scores.items():
+            new = score * chosen.mask[name]
+            old = self.scores.get(name, torch.zeros_like(new))
+            whose = self.owner.get(name, torch.zeros(new.shape, dtype=torch.int16))
+            self.owner[name] = torch.where(new > old, torch.tensor(session + 1).short(), whose)
+            self.scores[name] = torch.maximum(old, new)
+
+    def begin_stream(self, student: Student) -> None:
+        self.histogram, self.steps = torch.zeros(0), 0
+        mask = student.selection.mask or {}
+        self.base = {n: m for n, m in mask.items() if n in self.scores} if self.readmit else {}
+
+    def after_step(self, student: Student) -> None:
+        self.steps += 1
+        if self.base and self.steps % self.every == 0:
+            turn = self.steps // self.every - 1
+            student.remask(readmitted(self.base, self.scores, self.owner, self.readmit, turn))
+
+    # Saving
+
+    def tensors(self) -> dict[str, Tensor]:
+        parts = {"scores": self.scores, "owner": self.owner, "base": self.base}
+        kept = {f"{part}/{name}": t for part, held in parts.items() for name, t in held.items()}
+        if self.readmit:
+            kept["steps"] = torch.tensor(self.steps)
+        return kept | ({"histogram": self.histogram} if len(self.histogram) else {})
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        for part, held in (("scores", self.scores), ("owner", self.owner), ("base", self.base)):
+            held.clear()
+            held.update(
+                {
+                    n.removeprefix(f"{part}/"): t
+                    for n, t in tensors.items()
+                    if n.startswith(f"{part}/")
+                }
+            )
+        self.histogram = tensors.get("histogram", torch.zeros(0))
+        self.steps = int(tensors.get("steps", torch.tensor(0)))
