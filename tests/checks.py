@@ -27,6 +27,27 @@ def lived(settings: RunSettings, net: Clip, sessions: int = 2) -> tuple[Learner,
     return learner, stream
 
 
+def everything_holds(settings: RunSettings, net: Clip, folder: Path) -> None:
+    """All of the below at the price of few lives, for the many pairs."""
+    one, stream = lived(settings, net)
+    two, _ = lived(settings, net)
+    assert one.digest() == two.digest(), "the same seed must give the same learner"
+    before, chance = one.digest(), torch.get_rng_state()
+    pixels = stream.session(1).unlabelled.read(range(8))
+    untouched = pixels.clone()
+    answers = one.predict(pixels)
+    one.adapt(pixels[:0])
+    one.adapt([])
+    assert one.digest() == before, "predicting and an empty stream must change nothing"
+    assert torch.equal(torch.get_rng_state(), chance)
+    one.save(folder)
+    again = Learner.load(folder)
+    assert again.predict(pixels) == answers, "a loaded learner must answer the same"
+    same_next_steps(one, again, pixels, stream.session(0))
+    assert torch.equal(pixels, untouched), "inputs must not be modified"
+    odd_batches(two, pixels[:1].repeat(5, 1, 1, 1))
+
+
 def inputs_are_not_modified(settings: RunSettings, net: Clip) -> None:
     learner, stream = lived(settings, net, 1)
     pixels = stream.session(0).unlabelled.read(range(8))
@@ -60,13 +81,17 @@ def load_of_save_answers_and_learns_the_same(
     again = Learner.load(folder)
     assert again.digest() == learner.digest()
     assert again.predict(test) == learner.predict(test)
-    for each in (learner, again):
-        each.adapt(more)
-        each.adapt(more.flip(0))
-    assert again.digest() == learner.digest()
-    learner.learn(stream.session(0))  # more lessons of known classes
-    again.learn(stream.session(0))
-    assert again.digest() == learner.digest()
+    same_next_steps(learner, again, more, stream.session(0))
+
+
+def same_next_steps(one: Learner, two: Learner, pixels: torch.Tensor, session: Session) -> None:
+    for each in (one, two):
+        each.adapt(pixels)
+        each.adapt(pixels.flip(0))
+    assert one.digest() == two.digest()
+    for each in (one, two):
+        each.learn(session)  # more lessons of known classes
+    assert one.digest() == two.digest()
 
 
 def an_empty_stream_changes_nothing(settings: RunSettings, net: Clip) -> None:
@@ -80,7 +105,10 @@ def an_empty_stream_changes_nothing(settings: RunSettings, net: Clip) -> None:
 def odd_batches_work(settings: RunSettings, net: Clip) -> None:
     """One image, one class, and a stream in which classes are missing."""
     learner, stream = lived(settings, net, 1)
-    one_class = stream.session(1).unlabelled.read([0] * 5)
+    odd_batches(learner, stream.session(1).unlabelled.read([0] * 5))
+
+
+def odd_batches(learner: Learner, one_class: torch.Tensor) -> None:
     learner.adapt(one_class[:1])
     learner.adapt(one_class)
     lesson = Session.of({"violet spiral": torch.zeros(3, 3, 32, 32, dtype=torch.uint8)})

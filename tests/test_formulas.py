@@ -173,7 +173,7 @@ class TestEATA:
         learner.learn(session)
         method, name = learner.method.unlabelled, "vision_model.post_layernorm.weight"
         weight = tiny.weights()[name].requires_grad_(True)
-        logits = method.logits(learner.student, session.train.read(range(len(session.train))))
+        logits = learner.student.image_logits(session.train.read(range(len(session.train))))
         loss = torch.nn.functional.cross_entropy(logits, logits.argmax(1))
         (grad,) = torch.autograd.grad(loss, weight)
         torch.testing.assert_close(method.fisher[name], grad.square())

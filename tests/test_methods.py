@@ -17,7 +17,7 @@ from dosapp.methods.self_training import SelfTraining
 from dosapp.methods.spu import SPU
 from dosapp.plan import open_stream
 
-NAMED = [("spu", "self-training"), ("flyp", "dosapp"), ("spu", "dosapp")]
+NAMED = [("spu", "self-training"), ("spu", "rmt"), ("sparcl", "rmt"), ("flyp", "dosapp")]
 ALONE = [(name, None) for name, kind in METHODS.items() if kind.phase != "unlabelled"]
 PAIRS = [  # all of them; the fast suite takes those the paper names
     pytest.param(
@@ -29,6 +29,7 @@ PAIRS = [  # all of them; the fast suite takes those the paper names
     for adapter, kind in METHODS.items()
     if kind.phase in ("unlabelled", "both")
 ]
+NEEDS = {"zscl": {"references": "signs"}}  # what a method cannot do without
 SPARSE = [("spu", None), ("dosapp", None), ("spu", "self-training"), ("spu", "dosapp")]
 
 
@@ -36,27 +37,42 @@ def named(pair) -> str:
     return "+".join(filter(None, pair))
 
 
-@pytest.mark.parametrize("pair", ALONE + PAIRS, ids=named)
+@pytest.fixture
+def paired(small):
+    """Small settings of a method or a pair, with what it needs."""
+
+    def make(pair, **changes: object):
+        return small(method=pair[0], adapt=pair[1], options=NEEDS.get(pair[0], {}), **changes)
+
+    return make
+
+
+@pytest.mark.parametrize("pair", ALONE, ids=named)
 class TestEveryMethod:
-    def test_inputs_are_not_modified(self, pair, small, tiny) -> None:
-        checks.inputs_are_not_modified(small(method=pair[0], adapt=pair[1]), tiny)
+    def test_inputs_are_not_modified(self, pair, paired, tiny) -> None:
+        checks.inputs_are_not_modified(paired(pair), tiny)
 
-    def test_predicting_changes_nothing(self, pair, small, tiny) -> None:
-        checks.predicting_changes_nothing(small(method=pair[0], adapt=pair[1]), tiny)
+    def test_predicting_changes_nothing(self, pair, paired, tiny) -> None:
+        checks.predicting_changes_nothing(paired(pair), tiny)
 
-    def test_load_of_save(self, pair, small, tiny, tmp_path) -> None:
+    def test_load_of_save(self, pair, paired, tiny, tmp_path) -> None:
         checks.load_of_save_answers_and_learns_the_same(
-            small(method=pair[0], adapt=pair[1], memory=6), tiny, tmp_path / "learner"
+            paired(pair, memory=6), tiny, tmp_path / "learner"
         )
 
-    def test_an_empty_stream_changes_nothing(self, pair, small, tiny) -> None:
-        checks.an_empty_stream_changes_nothing(small(method=pair[0], adapt=pair[1]), tiny)
+    def test_an_empty_stream_changes_nothing(self, pair, paired, tiny) -> None:
+        checks.an_empty_stream_changes_nothing(paired(pair), tiny)
 
-    def test_odd_batches(self, pair, small, tiny) -> None:
-        checks.odd_batches_work(small(method=pair[0], adapt=pair[1]), tiny)
+    def test_odd_batches(self, pair, paired, tiny) -> None:
+        checks.odd_batches_work(paired(pair), tiny)
 
-    def test_same_seed_same_matrix(self, pair, small, tmp_path) -> None:
-        checks.same_seed_same_matrix(small(method=pair[0], adapt=pair[1]), tmp_path)
+    def test_same_seed_same_matrix(self, pair, paired, tmp_path) -> None:
+        checks.same_seed_same_matrix(paired(pair), tmp_path)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=named)
+def test_everything_holds_for_every_pair(pair, paired, tiny, tmp_path) -> None:
+    checks.everything_holds(paired(pair), tiny, tmp_path / "learner")
 
 
 @pytest.mark.parametrize("pair", SPARSE, ids=named)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from dosapp.errors import BadInput, unknown
 from dosapp.flags import with_settings
-from dosapp.settings import RunSettings, parsed
+from dosapp.settings import RunSettings, parsed, read_yaml
 
 if TYPE_CHECKING:
     from dosapp.grid import Outcome
@@ -36,19 +36,20 @@ SetOption = Annotated[
 Config = Annotated[Path | None, typer.Argument(help="a YAML file of settings; flags win over it")]
 
 
-def show(results: "list[Result]", as_json: bool) -> None:
+def show(results: "list[Result]", as_json: bool, costs: bool = False) -> None:
     from dosapp.metrics import DEFINITIONS
-    from dosapp.report.tables import COLUMNS, rows
+    from dosapp.report.tables import COLUMNS, WITH_COSTS, rows
 
     if as_json:
         print(json.dumps([r.model_dump(mode="json") for r in results]))
         return
     table = Table(box=None, header_style="bold")
     table.add_column("method")
-    for name in COLUMNS.values():
+    columns = WITH_COSTS if costs else COLUMNS
+    for name in columns.values():
         table.add_column(name, justify="right")
     for row in rows(results):
-        table.add_row(row.name, *(row.text(metric) for metric in COLUMNS))
+        table.add_row(row.name, *(row.text(metric) for metric in columns))
     out.print(table)
     out.print(f"F = {DEFINITIONS['forgetting']}", style="dim", highlight=False, markup=False)
 
@@ -160,7 +161,9 @@ def tune(
         str | None, typer.Option(help="learning rates to try, comma-separated")
     ] = None,
     tries: Annotated[int, typer.Option(min=1, help="seeds per rate")] = 3,
-    file: Annotated[Path, typer.Option("--out", help="YAML to write")] = Path("rates.yaml"),
+    file: Annotated[Path, typer.Option("--out", help="YAML to write, or to add to")] = Path(
+        "rates.yaml"
+    ),
     options: SetOption = None,
     as_json: Json = False,
 ) -> None:
@@ -177,6 +180,10 @@ def tune(
     except ValueError as error:
         raise BadInput(f"rates are '{rates}'; write them as 1e-4,3e-4") from error
     found: dict[str, Any] = {"rates": {}, "seen": {}}
+    commands = [f"# {' '.join(['dosapp', *sys.argv[1:]])}\n"]
+    if file.exists():  # what was tuned before stays, with the command that did it
+        found |= read_yaml(file)
+        commands = [n for n in file.read_text().splitlines(True) if n[0] == "#"] + commands
     for method in methods.split(","):
         settings = settings_from(
             None, {**flags, "method": method, "options": parsed(options or [])}
@@ -192,7 +199,7 @@ def tune(
         if not as_json:
             out.print(f"{method}: {tuned.lr:g}   {tuned.seen()['accuracy']}", highlight=False)
     text = yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
-    write_bytes(file, f"# {' '.join(['dosapp', *sys.argv[1:]])}\n{text}".encode())
+    write_bytes(file, ("".join(commands) + text).encode())
     if as_json:
         print(json.dumps(found))
     else:
@@ -240,6 +247,7 @@ def methods(
             "reference": kind.reference,
             "phase": kind.phase,
             "stores_data": kind.stores_data,
+            "abilities": None if kind.abilities is None else sorted(kind.abilities),
             "settings": kind().settings(),
         }
         for n, kind in chosen.items()
@@ -247,21 +255,27 @@ def methods(
     if as_json:
         print(json.dumps(facts, indent=1))
         return
-    if name is not None:
-        fact = facts[name]
-        out.print(f"[bold]{name}[/bold]: {fact['idea']}", highlight=False)
-        out.print(f"{fact['reference']}; phase: {fact['phase']}", highlight=False)
-        for key, value in fact["settings"].items():
-            out.print(f"  --set {key.rpartition('.')[2]}={value}    ({key})", highlight=False)
-        return
-    table = Table(box=None, header_style="bold")
-    for column in ("method", "labels", "idea", "reference"):
-        table.add_column(column, no_wrap=column in ("method", "labels"))
-    words = {"labelled": "with", "unlabelled": "without", "both": "both", "none": "none"}
+    words = {
+        "labelled": "with labels",
+        "unlabelled": "without labels",
+        "both": "with and without labels",
+        "none": "never learns",
+    }
     for n, fact in facts.items():
-        table.add_row(n, words[fact["phase"]], fact["idea"], fact["reference"])
-    out.print(table)
-    out.print("\nany learner adapts with any adapter: --method spu --adapt self-training")
+        stores = "stores pictures of the stream" if fact["stores_data"] else "stores no data"
+        out.print(f"[bold]{n}[/bold]  {fact['idea']}", highlight=False)
+        out.print(f"  {fact['reference']}; {words[fact['phase']]}; {stores}", highlight=False)
+        given = fact["settings"]
+        if name is None:
+            short = " ".join(f"{k.rpartition('.')[2]}={v}" for k, v in given.items())
+            if short:
+                out.print(f"  {short}", style="dim", highlight=False, markup=False)
+            continue
+        for key, value in given.items():
+            line = f"  --set {key.rpartition('.')[2]}={value}    ({key})"
+            out.print(line, highlight=False, markup=False)
+    if name is None:
+        out.print("\nany learner adapts with any adapter: --method spu --adapt self-training")
 
 
 @app.command()
@@ -302,15 +316,17 @@ def report(
     against: Annotated[
         str | None, typer.Option(help="a row to subtract from the others, seed by seed")
     ] = None,
+    costs: Annotated[bool, typer.Option(help="seconds and peak memory in the table")] = False,
     as_json: Json = False,
 ) -> None:
     """Results → report.md, report.html and figures."""
     from dosapp.report import write_report
+    from dosapp.report.tables import COLUMNS, WITH_COSTS
     from dosapp.store import results
 
     found = results(places)
-    write_report(found, folder, title, against)
-    show(found, as_json)
+    write_report(found, folder, title, against, WITH_COSTS if costs else COLUMNS)
+    show(found, as_json, costs)
     if not as_json:
         out.print(f"wrote {folder}/report.html and report.md", highlight=False)
 

@@ -12,7 +12,7 @@ from dosapp.backbones.clip import load as load_backbone
 from dosapp.data import load_dataset
 from dosapp.data.base import Dataset
 from dosapp.errors import BadInput
-from dosapp.methods import build
+from dosapp.methods import build, named
 from dosapp.methods.base import Method
 from dosapp.settings import RunSettings, key_of, read_yaml
 from dosapp.streams import Stream, concat, split
@@ -82,10 +82,15 @@ def _order(path: Path | None) -> tuple[list[str] | None, list[list[str]] | None]
 
 def label(settings: RunSettings) -> str:
     """How a table calls a run."""
-    names = {"self-training": "D^u", "dosapp": "DoSAPP", "zero-shot": "zero-shot"}
+    special = {
+        "self-training": "D^u",
+        "zero-shot": "zero-shot",
+        "spu-released": "SPU as released",
+        "dss-style": "DSS-style",
+    }
 
     def said(name: str) -> str:
-        return names.get(name, name.upper() if len(name) < 5 else name.capitalize())
+        return special.get(name, named(name).__name__)
 
     text = said(settings.method)
     if settings.adapt:
@@ -97,6 +102,8 @@ def label(settings: RunSettings) -> str:
     if settings.memory:
         text += f" + ER={settings.memory}"
     for name, value in careful(settings).items():
+        if name == "readmit_every":
+            continue
         text += f" + {name.replace('_', ' ')}" + ("" if value is True else f"={value:g}")
     return text
 
@@ -123,6 +130,11 @@ def plan(settings: RunSettings) -> Plan:
     stream = open_stream(settings, net)
     if method.joint:
         stream = stream.joint()
+    if 0 < settings.memory < len(stream.groups):
+        raise BadInput(
+            f"a memory of {settings.memory} pictures cannot keep one of each of "
+            f"{len(stream.groups)} sessions; give --memory {len(stream.groups)} or more, or 0"
+        )
     return Plan(settings, net, method, stream, identity(settings, net, method, stream))
 
 

@@ -38,6 +38,7 @@ class Result(BaseModel):
     distance: dict[str, list[float]]  # ‖θ^T - θ^S‖ after lessons, after the stream
     steps: dict[str, list[int]]
     seconds: dict[str, list[float]]
+    peak_memory: float | None = None  # MB, of the process that finished the run
     backbone: dict[str, str]
     weights: str  # checksum of all that was learned
     libraries: dict[str, str]

@@ -32,6 +32,7 @@ from dosapp.metrics import (
     previous_tasks,
     sample_weighted_accuracy,
 )
+from dosapp.peak import forget_peak, peak
 from dosapp.plan import Plan, label, plan
 from dosapp.result import Result, cells
 from dosapp.settings import RunSettings
@@ -86,6 +87,7 @@ def run(
     known = _known(folder, planned.identity, resume)
     if known and (folder / "result.json").exists():
         return Result.read(folder)
+    forget_peak()
     planned.stream.check()
     learner = Learner(planned.settings.learner(), planned.net)
     threads = known["threads"] if known else torch.get_num_threads()
@@ -309,6 +311,7 @@ class Experiment:
             distance=progress.distance,
             steps=progress.steps,
             seconds={k: [round(s, 3) for s in v] for k, v in progress.seconds.items()},
+            peak_memory=peak(),
             backbone={
                 "name": self.settings.backbone,
                 "fingerprint": self.learner.fingerprint,

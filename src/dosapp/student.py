@@ -172,7 +172,10 @@ class Student:
             n: {key: self._entries[n].spread(t) if t.ndim else t for key, t in state.items()}
             for n, state in self._moments().items()
         }
+        inherited = self.chosen is self.selection
         self.train_only(replace(self.selection, mask={**(self.selection.mask or {}), **mask}))
+        if inherited:
+            self.chosen = self.selection
         assert self._optimizer is not None
         for name, state in kept.items():
             entries = self._entries[name]

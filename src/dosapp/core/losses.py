@@ -1,8 +1,12 @@
 """The loss CLIP was trained with, which every method starts from, and what some add to it."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
+
+Named = Mapping[str, Tensor]
 
 
 def clip_loss(images: Tensor, texts: Tensor, scale: Tensor | float) -> Tensor:
@@ -36,3 +40,48 @@ def entropy(logits: Tensor) -> Tensor:
     """Of each row's softmax, in nats `[B]`."""
     logs = log_softmax(logits, dim=1)
     return -(logs.exp() * logs).sum(dim=1)
+
+
+def cross_entropy_to(logits: Tensor, target: Tensor) -> Tensor:
+    """-Σ target · log softmax(logits), per row `[B]`; targets are probabilities `[B, C]`."""
+    return -(target * log_softmax(logits, dim=1)).sum(dim=1)
+
+
+def symmetric_cross_entropy(new: Tensor, old: Tensor) -> Tensor:
+    """½ CE(old → new) + ½ CE(new → old) of logits `[B, C]`, per row `[B]` (RMT's Eq. 3)."""
+    there = cross_entropy_to(new, old.softmax(dim=1))
+    back = cross_entropy_to(old, new.softmax(dim=1))
+    return (there + back) / 2
+
+
+def complementary(logits: Tensor, excluded: Tensor) -> Tensor:
+    """-log(1 - p) averaged over the excluded classes of each row `[B]`: what an image is not."""
+    logs = log_softmax(logits, dim=1)
+    away = -torch.log1p(-logs.exp().clamp(max=1 - 1e-6))
+    return (away * excluded).sum(dim=1) / excluded.sum(dim=1).clamp(min=1)
+
+
+def class_loss(logits: Tensor, labels: Tensor, allowed: Tensor) -> Tensor:
+    """Cross-entropy over the classes each row may choose from, `allowed [B, C]`."""
+    return cross_entropy(logits.masked_fill(~allowed, -torch.inf), labels)
+
+
+def contrast(views: Tensor, temperature: float) -> Tensor:
+    """SupCon over V unit views of B instances `[V, B, D]`: views of one instance attract.
+
+    Every view is an anchor ("all" mode); its positives are the instance's other views.
+    """
+    count, instances = views.shape[:2]
+    flat = views.reshape(count * instances, -1)
+    same = torch.arange(instances).repeat(count)
+    logits = flat @ flat.T / temperature
+    itself = torch.eye(len(flat), dtype=torch.bool)
+    positive = (same[:, None] == same[None]) & ~itself
+    logs = log_softmax(logits.masked_fill(itself, -torch.inf), dim=1)
+    return -(logs.masked_fill(~positive, 0).sum(dim=1) / positive.sum(dim=1)).mean()
+
+
+def drift(weights: Named, anchor: Named, cost: Named) -> Tensor:
+    """Σ cost · (θ - θ*)² over the weights that have a cost: MAS's, EATA's and PSMT's penalty."""
+    terms = [(c * (weights[n] - anchor[n]).square()).sum() for n, c in cost.items()]
+    return torch.stack(terms).sum() if terms else torch.zeros(())

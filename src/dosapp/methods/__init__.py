@@ -7,15 +7,25 @@ from pydantic import ValidationError
 
 from dosapp.errors import BadInput, unknown
 from dosapp.methods.base import Method
+from dosapp.methods.cotta import CoTTA
 from dosapp.methods.distilled import PRD, LwF
 from dosapp.methods.dosapp import DoSAPP
 from dosapp.methods.eata import EATA
+from dosapp.methods.ecotta import EcoTTA
 from dosapp.methods.flyp import FLYP, Joint
 from dosapp.methods.frozen import ZeroShot
 from dosapp.methods.mas import MAS
+from dosapp.methods.note import NOTE
+from dosapp.methods.prompts import L2P, DualPrompt
+from dosapp.methods.psmt import PSMT
+from dosapp.methods.rmt import RMT
 from dosapp.methods.self_training import SelfTraining
-from dosapp.methods.spu import SPU
+from dosapp.methods.slca import SLCA
+from dosapp.methods.sparcl import SparCL
+from dosapp.methods.spu import SPU, ReleasedSPU
+from dosapp.methods.taught import DSS
 from dosapp.methods.tent import Tent
+from dosapp.methods.zscl import ZSCL
 
 METHODS: Mapping[str, type[Method]] = {
     "zero-shot": ZeroShot,
@@ -23,12 +33,24 @@ METHODS: Mapping[str, type[Method]] = {
     "lwf": LwF,
     "prd": PRD,
     "mas": MAS,
+    "zscl": ZSCL,
+    "l2p": L2P,
+    "dualprompt": DualPrompt,
+    "slca": SLCA,
+    "sparcl": SparCL,
     "spu": SPU,
+    "spu-released": ReleasedSPU,
     "dosapp": DoSAPP,
     "joint": Joint,
     "self-training": SelfTraining,
     "tent": Tent,
     "eata": EATA,
+    "note": NOTE,
+    "ecotta": EcoTTA,
+    "cotta": CoTTA,
+    "rmt": RMT,
+    "psmt": PSMT,
+    "dss-style": DSS,
 }
 
 
@@ -79,4 +101,6 @@ def _make(kind: type[Method], chosen: Mapping[str, Any]) -> Method:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
+        if not name:  # settings that do not go together
+            raise BadInput(str(first["msg"]).removeprefix("Value error, ")) from error
         raise BadInput(f"{name} is {first['input']!r}: {first['msg'].lower()}") from error

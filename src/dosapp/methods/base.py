@@ -22,6 +22,15 @@ from dosapp.student import Selection, Student
 
 T = TypeVar("T")
 
+# The columns of the paper's comparison of methods that adapt (its Table 1).
+Ability = Literal[
+    "corrupted data",
+    "uncorrupted data",
+    "interleaved supervision",
+    "reduces forgetting",
+    "new classes",
+]
+
 
 @dataclass_transform(field_specifiers=(Field,))
 def settings(kind: type[T]) -> type[T]:
@@ -76,6 +85,7 @@ class Method:
     reference: ClassVar[str] = ""
     phase: ClassVar[Literal["labelled", "unlabelled", "both", "none"]] = "labelled"
     joint: ClassVar[bool] = False  # wants all tasks in one session
+    abilities: ClassVar[frozenset[Ability] | None] = None  # as the paper has it; None: not in it
     stores_data: ClassVar[bool] = False  # keeps pictures of its own, besides --memory
 
     def extend(self, net: Backbone, seed: int) -> Backbone:

@@ -8,7 +8,7 @@ it learns from whichever of the two is surer of each image. After another learne
 
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import torch
 from pydantic import Field
@@ -18,7 +18,7 @@ from dosapp.backbones.base import Backbone
 from dosapp.core.losses import clip_loss
 from dosapp.core.masks import Combine, Scores, top_fraction, united
 from dosapp.core.pseudo import LABELLERS
-from dosapp.methods.base import Batch, Guess, Method, State, settings
+from dosapp.methods.base import Ability, Batch, Guess, Method, State, settings
 from dosapp.methods.spu import SPU
 from dosapp.storage import under
 from dosapp.streams import Session
@@ -34,7 +34,7 @@ class Smoothing:
     gamma: Momentum = 0.8  # weights that move, with labels
     lam: Momentum = 0.9  # weights that move, without labels
     delta: Momentum = 0.9999  # weights that stay
-    interval: Literal["step", "session"] = "step"  # with labels; the stream has no sessions
+    interval: Literal["step", "epoch", "session"] = "step"  # with labels; the stream has steps
 
     def __post_init__(self) -> None:
         if not self.gamma < self.lam < self.delta and len({self.gamma, self.lam, self.delta}) > 1:
@@ -50,6 +50,7 @@ class DoSAPP(Method):
     idea = "a sparse student, a teacher with two momenta, labels from the surer of the two"
     reference = "Singh, Aljundi, Belilovsky, 2026"
     phase = "both"
+    abilities = frozenset(get_args(Ability))
 
     learner: SPU = Field(default_factory=SPU)  # which weights: sparsity, candidates, scope
     smoothing: Smoothing = Field(default_factory=Smoothing)  # how the teacher follows
@@ -75,14 +76,18 @@ class DoSAPP(Method):
         if self.smoothing.interval == "step":
             self._follow(student, self.smoothing.gamma)
 
+    def begin_epoch(self, student: Student, epoch: int, lessons: Iterable[Batch]) -> None:
+        if self.smoothing.interval == "epoch" and epoch > 0:
+            self._follow(student, self.smoothing.gamma)
+
     def end_session(self, student: Student, session: Session) -> None:
-        if self.smoothing.interval == "session":
+        if self.smoothing.interval in ("epoch", "session"):
             self._follow(student, self.smoothing.gamma)
 
     # Phase 2, without: each image is seen once
 
     def begin_stream(self, student: Student) -> None:  # lines 8 and 9
-        chosen = student.selection
+        chosen = student.chosen
         if self.stream_mask == "union" and self.best:
             mask = top_fraction(self.best, self.learner.sparsity, self.learner.scope)
             chosen = Selection(tuple(mask), mask)

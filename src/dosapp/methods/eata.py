@@ -10,10 +10,10 @@ from typing import Annotated
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, cross_entropy
+from torch.nn.functional import cosine_similarity
 
-from dosapp.core.losses import entropy
-from dosapp.core.masks import gradients
+from dosapp.core.fisher import fisher
+from dosapp.core.losses import drift, entropy
 from dosapp.methods.base import Guess, State, settings
 from dosapp.methods.tent import Tent
 from dosapp.storage import under
@@ -43,6 +43,7 @@ def sure_and_new(
 class EATA(Tent):
     idea = "Tent on sure and unfamiliar images, with a Fisher pull to where lessons ended"
     reference = "Niu et al., 2022"
+    abilities = frozenset({"corrupted data", "reduces forgetting"})
 
     margin: Annotated[float, Field(gt=0)] = 0.4  # E0 / ln C
     likeness: Annotated[float, Field(gt=0, le=1)] = 0.1  # ε
@@ -57,19 +58,14 @@ class EATA(Tent):
     def end_session(self, student: Student, session: Session) -> None:
         """F: mean squared mini-batch gradient of the likelihood of the model's own labels."""
         weights = student.net.image_norms()
-        self.fisher = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-        batches = -(-len(session.train) // LOOK)
         with student.looking_at(weights):
-            for pixels in session.train.batches(LOOK):
-                logits = self.logits(student, pixels)
-                loss = cross_entropy(logits, logits.argmax(dim=1))
-                for name, grad in next(gradients(weights, [loss])).items():
-                    self.fisher[name] += grad.square() / batches
+            batches = session.train.batches(LOOK)
+            self.fisher = fisher(weights, (student.image_logits(pixels) for pixels in batches))
         self.anchor = {name: weight.detach().clone() for name, weight in weights.items()}
         self.familiar = None  # the classes are others now
 
     def stream_loss(self, student: Student, pixels: Tensor) -> Guess:
-        logits = self.logits(student, pixels)
+        logits = student.image_logits(pixels)
         with torch.no_grad():
             keep, weight = sure_and_new(logits, self.familiar, self.margin, self.likeness)
             labels = logits.argmax(dim=1)
@@ -83,9 +79,7 @@ class EATA(Tent):
 
     def penalty(self, student: Student) -> Tensor:
         """Σ F (θ - θ0)²."""
-        weights = student.net.weights()
-        terms = [(f * (weights[n] - self.anchor[n]).square()).sum() for n, f in self.fisher.items()]
-        return torch.stack(terms).sum()
+        return drift(student.net.weights(), self.anchor, self.fisher)
 
     def tensors(self) -> State:
         kept = {f"fisher/{name}": f for name, f in self.fisher.items()}

@@ -1,17 +1,18 @@
 """Memory-aware synapses: weights that the answers depend on are expensive to move."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from dosapp.core.losses import drift
 from dosapp.core.masks import gradients
 from dosapp.methods.base import Batch, Method, State, settings
 from dosapp.storage import under
 from dosapp.streams import Session
-from dosapp.student import Selection, Student
+from dosapp.student import Student
 
 LOOK = 64  # images per gradient of the importance
 
@@ -28,24 +29,16 @@ class MAS(Method):
         self.importance: dict[str, Tensor] = {}
         self.anchor: dict[str, Tensor] = {}
 
-    def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
-        return Selection(tuple(student.net.weights()))
-
     def loss(self, student: Student, batch: Batch) -> Tensor:
         return super().loss(student, batch) + self.strength * self.penalty(student)
 
     def penalty(self, student: Student) -> Tensor:
         """Σ Ω (θ - θ*)², zero in the first session."""
-        weights = student.net.weights()
-        terms = [
-            (omega * (weights[name] - self.anchor[name]).square()).sum()
-            for name, omega in self.importance.items()
-        ]
-        return torch.stack(terms).sum() if terms else torch.zeros(())
+        return drift(student.net.weights(), self.anchor, self.importance)
 
     def end_session(self, student: Student, session: Session) -> None:
         """Ω: mean over images of |∇ ‖logits‖²|, each row of a tensor scaled to a maximum of 1."""
-        weights, count = student.net.weights(), 0
+        weights, count = student.net.towers(), 0
         total: dict[str, Tensor] = {}
         with student.looking_at(weights):
             for pixels in session.train.batches(LOOK):

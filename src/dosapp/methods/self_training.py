@@ -14,7 +14,7 @@ class SelfTraining(Method):
     phase = "unlabelled"
 
     def begin_stream(self, student: Student) -> None:
-        student.train_only(student.selection)  # the same weights, a fresh optimizer
+        student.train_only(student.chosen)  # the same weights, a fresh optimizer
 
     def stream_loss(self, student: Student, pixels: Tensor) -> Guess:
         images, texts = student.net.encode_image(pixels), student.captions()

@@ -4,12 +4,15 @@ from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field
+from torch import Tensor
 
 from dosapp.core.masks import Scope, top_fraction
 from dosapp.methods.base import Batch, Method, settings
 from dosapp.student import Selection, Student
 
 Share = Annotated[float, Field(gt=0, le=1, description="share of the candidates that moves, c")]
+
+Beside = Literal["nothing", "biases and projection"]
 
 
 @settings
@@ -20,13 +23,34 @@ class SPU(Method):
     sparsity: Share = 0.1
     weights: Literal["first_mlp", "all"] = "first_mlp"
     scope: Scope = "tensor"
-    beside: Literal["nothing", "biases and projection"] = "nothing"  # docs/paper-notes.md#spu
+    output_norm: bool = False  # score by ‖logits‖², as the released code, not by the CLIP loss
+    quarter: bool = False  # stop scoring after a quarter of the lessons, as the released code
+    beside: Beside = "nothing"  # docs/paper-notes.md#spu
 
     def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
         if self.weights == "all":
-            return Selection(tuple(student.net.weights()))
-        losses = (self.loss(student, batch) for batch in lessons)
+            return Selection(tuple(student.net.towers()))
+        batches = list(lessons) if self.quarter else lessons
+        if isinstance(batches, list):
+            batches = batches[: -(-len(batches) // 4)]
+        losses = (self.score(student, batch) for batch in batches)
         scores = student.scores(student.net.first_mlp(), losses)
         mask = top_fraction(scores, self.sparsity, self.scope)
         whole = tuple(student.net.beside_first_mlp()) if self.beside != "nothing" else ()
         return Selection((*scores, *whole), mask, scores)
+
+    def score(self, student: Student, batch: Batch) -> Tensor:
+        """The loss whose gradient ranks the weights."""
+        if not self.output_norm:
+            return student.clip_loss(batch.pixels, batch.labels)
+        images, texts = student.pairs(batch.pixels, batch.labels)
+        return (student.net.scale * images @ texts.T).square().sum(dim=1).mean()
+
+
+@settings
+class ReleasedSPU(SPU):
+    idea = "SPU as its code was released: biases and projection whole, scored by output norm"
+
+    output_norm: bool = True
+    quarter: bool = True
+    beside: Beside = "biases and projection"

@@ -4,7 +4,6 @@ CLIP has no BatchNorm; as in ports of Tent to it, the affine weights of the imag
 move, and class captions stay what they were.
 """
 
-import torch
 from torch import Tensor
 
 from dosapp.core.losses import entropy
@@ -21,12 +20,6 @@ class Tent(Method):
     def begin_stream(self, student: Student) -> None:
         student.train_only(Selection(tuple(student.net.image_norms())))
 
-    def logits(self, student: Student, pixels: Tensor) -> Tensor:
-        """Scaled logits `[B, C]` whose captions do not move."""
-        with torch.no_grad():
-            texts = student.captions()
-        return student.net.scale.detach() * student.net.encode_image(pixels) @ texts.T
-
     def stream_loss(self, student: Student, pixels: Tensor) -> Guess:
-        logits = self.logits(student, pixels)
+        logits = student.image_logits(pixels)
         return Guess(logits.argmax(dim=1), entropy(logits).mean())

@@ -1,6 +1,6 @@
 """Result files → tables, figures and one page that works offline."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dosapp.errors import BadInput
@@ -16,7 +16,11 @@ CAPTIONS = {
 
 
 def write_report(
-    results: Sequence[Result], folder: Path, title: str, against: str | None = None
+    results: Sequence[Result],
+    folder: Path,
+    title: str,
+    against: str | None = None,
+    columns: Mapping[str, str] = COLUMNS,
 ) -> list[Row]:
     """`report.md`, `report.html`, and each figure as PNG and SVG."""
     try:
@@ -50,13 +54,13 @@ def write_report(
         title=title,
         intro=intro,
         rows=table,
-        columns=COLUMNS,
+        columns=columns,
         pictures=pictures,
         footnote=footnote(),
         provenance=provenance,
     )
     write_bytes(folder / "report.html", html.encode())
-    parts = [f"# {title}\n", markdown(table), footnote() + "\n"]
+    parts = [f"# {title}\n", markdown(table, columns), footnote() + "\n"]
     if against is not None:
         parts.append(paired(table, against))
     parts.append(on_the_stream(table))

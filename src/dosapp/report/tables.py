@@ -1,19 +1,33 @@
 """Results → rows of mean ± std over seeds → Markdown. A report never runs a model."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from dosapp.errors import unknown
 from dosapp.result import Result
+from dosapp.settings import RunSettings
 
 COLUMNS = {
     "accuracy": "Acc ↑",
     "forgetting": "F ↓",
     "first_task_accuracy": "FTA ↑",
     "current_task_accuracy": "CTA ↑",
+}
+
+
+COSTS: Mapping[str, Callable[[Result], float | None]] = {
+    "seconds": lambda result: sum(result.seconds["lessons"]) + sum(result.seconds["stream"]),
+    "peak_memory": lambda result: result.peak_memory,
+}
+WITH_COSTS = {
+    "accuracy": "Acc ↑",
+    "forgetting": "F ↓",
+    "seconds": "seconds",
+    "peak_memory": "peak MB",
 }
 
 
@@ -29,11 +43,12 @@ class Row:
         return f"{self.label}, {self.data}" if self.several else self.label
 
     def values(self, metric: str) -> list[float]:
-        found = [result.metrics.get(metric) for result in self.results]
+        cost = COSTS.get(metric)
+        found = [cost(r) if cost else r.metrics.get(metric) for r in self.results]
         return [value for value in found if value is not None]
 
     def text(self, metric: str) -> str:
-        return _spread(self.values(metric), digits=1)
+        return _spread(self.values(metric), digits=0 if metric in COSTS else 1)
 
 
 def rows(results: Iterable[Result]) -> list[Row]:
@@ -43,7 +58,7 @@ def rows(results: Iterable[Result]) -> list[Row]:
     """
     groups: dict[str, dict[int, Result]] = {}
     for result in results:
-        rest = {k: v for k, v in result.settings.items() if k != "seed"}
+        rest = {k: v for k, v in _settings(result).items() if k != "seed"}
         group = groups.setdefault(json.dumps(rest, sort_keys=True), {})
         group[result.settings["seed"]] = result
     firsts = [next(iter(group.values())) for group in groups.values()]
@@ -69,15 +84,19 @@ def rows(results: Iterable[Result]) -> list[Row]:
 def _difference(one: Result, namesakes: list[Result]) -> str:
     differ = [
         f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
-        for key, value in one.settings.items()
+        for key, value in _settings(one).items()
         if key not in ("seed", "data", "options")
-        and any(other.settings[key] != value for other in namesakes)
+        and any(_settings(other)[key] != value for other in namesakes)
     ]
     return f" ({', '.join(differ)})" if differ else ""
 
 
-def markdown(table: Sequence[Row], columns: dict[str, str] | None = None) -> str:
-    columns = columns or COLUMNS
+def _settings(result: Result) -> dict[str, Any]:
+    """With those that came after the result was written: they were off."""
+    return {**RunSettings().model_dump(mode="json"), **result.settings}
+
+
+def markdown(table: Sequence[Row], columns: Mapping[str, str] = COLUMNS) -> str:
     head = ["method", *columns.values(), "seeds"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in table:

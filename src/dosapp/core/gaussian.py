@@ -1,0 +1,65 @@
+"""A Gaussian per class: what SLCA keeps of features instead of pictures."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+RIDGE = 1e-4  # added to every variance: a class may have fewer features than dimensions
+
+
+@dataclass
+class Gaussians:
+    """By class: mean `[W]`, a factor L with LLᵀ = covariance `[W, W]`, and the session, from 1."""
+
+    means: dict[int, Tensor] = field(default_factory=dict)
+    factors: dict[int, Tensor] = field(default_factory=dict)
+    session: dict[int, int] = field(default_factory=dict)
+
+    def learn(self, label: int, features: Tensor, session: int) -> None:
+        mean = features.mean(dim=0)
+        centred = (features - mean).double()
+        spread = centred.T @ centred / max(1, len(features) - 1)
+        ridge = RIDGE * torch.eye(features.shape[1], dtype=torch.float64)
+        self.means[label] = mean
+        self.factors[label] = torch.linalg.cholesky(spread + ridge).float()
+        self.session[label] = session
+
+    def sessions(self) -> Tensor:
+        """Of each class `[C]`."""
+        return torch.tensor([self.session[label] for label in sorted(self.means)])
+
+    def draw(self, count: int, now: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Features `[count, W]` and labels of classes drawn equally often. Means of older sessions
+        shrink: by 0.9 + 0.1 · session / sessions so far, as in SLCA's code."""
+        known = torch.tensor(sorted(self.means))
+        labels = known[torch.randint(len(known), (count,), generator=generator)]
+        noise = torch.randn(count, len(self.means[int(known[0])]), generator=generator)
+        features = torch.empty_like(noise)
+        for label in labels.unique().tolist():
+            rows = labels == label
+            shrink = 0.9 + 0.1 * self.session[label] / now
+            features[rows] = self.means[label] * shrink + noise[rows] @ self.factors[label].T
+        return features, labels
+
+    def state(self) -> dict[str, Tensor]:
+        if not self.means:
+            return {}
+        return {
+            "means": torch.stack([self.means[label] for label in self.means]),
+            "factors": torch.stack([self.factors[label] for label in self.means]),
+            "session": torch.tensor([[label, self.session[label]] for label in self.means]),
+        }
+
+    @classmethod
+    def of(cls, state: Mapping[str, Tensor]) -> "Gaussians":
+        if "session" not in state:
+            return cls()
+        pairs = state["session"].tolist()
+        labels = [label for label, _ in pairs]
+        return cls(
+            dict(zip(labels, state["means"], strict=True)),
+            dict(zip(labels, state["factors"], strict=True)),
+            dict(pairs),
+        )

@@ -1,0 +1,78 @@
+"""CoTTA: learn from a slow teacher, averaged over augmentations where the source is unsure, and put
+a few weights back where lessons ended after every step."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dosapp.backbones.base import Backbone, Expert
+from dosapp.core.augment import augmented
+from dosapp.core.losses import cross_entropy_to
+from dosapp.core.masks import Mask
+from dosapp.methods.base import Guess, settings
+from dosapp.methods.taught import Taught
+from dosapp.student import Student
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@settings
+class CoTTA(Taught):
+    idea = "follow an augmentation-averaged teacher, and restore a few weights at random"
+    reference = "Wang et al., 2022"
+    abilities = frozenset({"corrupted data"})
+
+    restore: Share = 0.01  # of the entries that may move, each step
+    unsure: Share = 0.72  # mean confidence of the source below which the teacher is averaged
+    views: Annotated[int, Field(ge=1)] = 32  # augmentations averaged over
+
+    def start(self, student: Student) -> None:
+        super().start(student)
+        self.source: Backbone = student.twin()
+
+    def begin_stream(self, student: Student) -> None:
+        super().begin_stream(student)
+        student.catch_up(self.source)
+
+    def stream_loss(self, student: Student, pixels: Tensor) -> Guess:
+        new, old = self.logits(student, pixels), self.teachers_mean(student, pixels)
+        return self.guess(new, old, cross_entropy_to(new, old.softmax(dim=1)).mean())
+
+    @torch.no_grad()
+    def teachers_mean(self, student: Student, pixels: Tensor) -> Tensor:
+        source = self.source.scale * student.logits(pixels, self.source)
+        if source.softmax(dim=1).max(dim=1).values.mean() >= self.unsure:
+            return self.taught(student, pixels)
+        generator, texts = student.chance("cotta"), student.captions(self.teacher)
+        views = [
+            self.teacher.scale * self.teacher.encode_image(augmented(pixels, generator)) @ texts.T
+            for _ in range(self.views)
+        ]
+        return torch.stack(views).mean(dim=0)
+
+    def after_stream_step(self, student: Student) -> None:
+        super().after_stream_step(student)
+        generator = student.chance("restore")
+        student.assign(
+            {n: w for n, w in self.source.weights().items() if n in student.selection.names},
+            drawn(student, self.restore, generator),
+        )
+
+    def twins(self) -> Mapping[str, Backbone]:
+        return {"teacher": self.teacher, "source": self.source}
+
+    def experts(self, student: Student) -> Mapping[str, Expert]:
+        return {"teacher": self.teacher, "student": student.net}
+
+
+def drawn(student: Student, share: float, generator: torch.Generator) -> Mask:
+    """Each entry that may move, with this probability."""
+    weights, mask = student.net.weights(), student.selection.mask or {}
+    found = {}
+    for name in student.selection.names:
+        hit = torch.rand(weights[name].shape, generator=generator) < share
+        found[name] = hit & mask[name] if name in mask else hit
+    return found

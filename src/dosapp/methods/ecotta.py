@@ -1,0 +1,99 @@
+"""EcoTTA: leave the network alone and learn small networks beside its parts.
+
+A port to transformers. Each part of the image tower gets a meta network: an affine map of what
+leaves the part plus a bottleneck of what entered it, which begin as doing nothing. They warm up on
+each session's lessons, then lower the entropy of sure images near what the frozen parts say.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from dosapp.backbones.added import Added, within
+from dosapp.backbones.base import Backbone, Insert, Joint
+from dosapp.core.chance import torch_chance
+from dosapp.core.losses import entropy
+from dosapp.methods.base import Batch, Guess, Method, Review, settings
+from dosapp.student import Selection, Student
+
+
+class Meta(Added):
+    """The meta networks of all parts; `strayed` collects how far each went in the last pass."""
+
+    def __init__(self, inner: Backbone, parts: int, narrow: int, seed: int) -> None:
+        parts = min(parts, inner.blocks)
+        size = inner.blocks // parts  # the last part takes what is left: 12 → 2, 2, 2, 2, 4
+        self.ends = [size * (n + 1) - 1 for n in range(parts - 1)] + [inner.blocks - 1]
+        generator, wide = torch_chance("ecotta", seed), inner.width
+        extra = {}
+        for n in range(parts):
+            extra[f"ecotta.{n}.scale"] = torch.ones(wide)
+            extra[f"ecotta.{n}.shift"] = torch.zeros(wide)
+            extra[f"ecotta.{n}.down"] = torch.randn(wide, narrow, generator=generator) / wide**0.5
+            extra[f"ecotta.{n}.up"] = torch.zeros(narrow, wide)
+        super().__init__(inner, extra)
+        self.strayed: list[Tensor] = []
+
+    def pool_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
+        self.strayed = []
+        joints = {end: self._joint(n) for n, end in enumerate(self.ends)}
+        return self.inner.pool_image(pixels, replace(insert or Insert(), joints=joints))
+
+    def _joint(self, part: int) -> Joint:
+        scale, shift, down, up = (
+            self.extra[f"ecotta.{part}.{name}"] for name in ("scale", "shift", "down", "up")
+        )
+
+        def mixed(entered: Tensor, left: Tensor) -> Tensor:
+            return left * scale + shift + (entered @ down).relu() @ up
+
+        def join(entered: Tensor, left: Tensor) -> Tensor:
+            if torch.is_grad_enabled():  # each part answers for itself: its input is given
+                alone = mixed(entered.detach(), left.detach())
+                self.strayed.append((alone - left.detach()).abs().mean())
+            return mixed(entered, left)
+
+        return join
+
+
+@settings
+class EcoTTA(Method):
+    idea = "train meta networks beside a frozen network, near what its parts would say"
+    reference = "Song et al., 2023"
+    phase = "unlabelled"
+    abilities = frozenset({"corrupted data", "reduces forgetting"})
+
+    parts: Annotated[int, Field(ge=1)] = 5
+    bottleneck: Annotated[int, Field(ge=1)] = 16
+    stay: Annotated[float, Field(ge=0)] = 0.25  # λ, of the distance from the frozen parts
+    margin: Annotated[float, Field(gt=0)] = 0.4  # sure: entropy below this times ln C
+    warmup: Annotated[int, Field(ge=0)] = 1  # passes over each session's lessons
+
+    def extend(self, net: Backbone, seed: int) -> Backbone:
+        return Meta(net, self.parts, self.bottleneck, seed)
+
+    def selection(self, student: Student) -> Selection:
+        return Selection(tuple(within(student.net, Meta).extra))
+
+    def reviews(self, student: Student, per_epoch: int) -> Sequence[Review]:
+        def loss(student: Student, batch: Batch, step: int) -> Tensor:
+            return cross_entropy(student.image_logits(batch.pixels), batch.labels)
+
+        return [Review(self.warmup * per_epoch, self.selection(student), loss)]
+
+    def begin_stream(self, student: Student) -> None:
+        student.train_only(self.selection(student))
+
+    def stream_loss(self, student: Student, pixels: Tensor) -> Guess:
+        logits = student.image_logits(pixels)
+        unsure = entropy(logits)
+        sure = unsure.detach() < self.margin * math.log(logits.shape[1])
+        strayed = torch.stack(within(student.net, Meta).strayed).sum()
+        loss = self.stay * strayed + (unsure * sure).sum() / sure.sum().clamp(min=1)
+        return Guess(logits.argmax(dim=1), loss)

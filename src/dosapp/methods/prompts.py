@@ -1,0 +1,225 @@
+"""L2P and DualPrompt: leave the network alone and learn what to add to its input.
+
+Which prompts a picture gets is decided by the nearest keys to its feature without any. Class logits
+are CLIP's own, over frozen captions, instead of a linear head. In a session only its classes are
+told apart; replayed pictures are told apart from all.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from dosapp.backbones.added import Added, within
+from dosapp.backbones.base import Backbone, Insert
+from dosapp.core.chance import torch_chance
+from dosapp.core.losses import class_loss
+from dosapp.errors import BadInput
+from dosapp.methods.base import Batch, Method, State, settings
+from dosapp.streams import Session
+from dosapp.student import Selection, Student
+
+Count = Annotated[int, Field(ge=1)]
+Pull = Annotated[float, Field(ge=0)]
+
+
+def uniform(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.rand(shape, generator=generator) * 2 - 1
+
+
+class Keyed(Added):
+    """Prompts with keys. `pull`: how near the keys in use were to the last batch's queries."""
+
+    keys: str  # the name of their tensor
+    pull: Tensor
+
+    def query(self, pixels: Tensor) -> Tensor:
+        """Features `[B, D]` without any prompt."""
+        with torch.no_grad():
+            return self.inner.encode_image(pixels)
+
+    def likeness(self, query: Tensor) -> Tensor:
+        """Cosines `[B, keys]`."""
+        return query @ normalize(self.extra[self.keys], dim=-1).T
+
+
+class Pool(Keyed):
+    """L2P: the prompts of a picture's `take` nearest keys join its patches."""
+
+    keys = "l2p.keys"
+
+    def __init__(
+        self, inner: Backbone, size: int, length: int, take: int, together: bool, seed: int
+    ) -> None:
+        generator = torch_chance("l2p", seed)
+        extra = {
+            "l2p.prompts": uniform(generator, size, length, inner.width),
+            self.keys: uniform(generator, size, inner.features),
+        }
+        super().__init__(inner, extra)
+        self.take, self.together = take, together
+
+    def nearest(self, likeness: Tensor) -> Tensor:
+        """Keys for each picture `[B, take]`; together: the batch's most frequent ones for all."""
+        found = likeness.topk(self.take, dim=1).indices
+        if self.together:
+            votes = found.flatten().bincount(minlength=likeness.shape[1])
+            found = votes.topk(self.take).indices.expand(len(likeness), -1)
+        return found
+
+    def pool_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
+        likeness = self.likeness(self.query(pixels))
+        found = self.nearest(likeness)
+        self.pull = likeness.gather(1, found).sum(dim=1).mean()
+        prompts = self.extra["l2p.prompts"][found].flatten(1, 2)  # [B, take · length, W]
+        return self.inner.pool_image(pixels, replace(insert or Insert(), prompts=prompts))
+
+
+@dataclass
+class Route:
+    """Which expert prompts are in use; a network and its twins read the same."""
+
+    known: int = 0  # sessions that have prompts
+    teaching: bool = False  # then everything goes to the newest
+
+
+class Prefixes(Keyed):
+    """DualPrompt: more keys and values in the first blocks, some for all, some for one session."""
+
+    keys = "dualprompt.keys"
+
+    def __init__(
+        self, inner: Backbone, size: int, length: int, general: int, expert: int, seed: int
+    ) -> None:
+        generator = torch_chance("dualprompt", seed)
+        self.general = range(min(general, inner.blocks))
+        self.expert = range(len(self.general), min(general + expert, inner.blocks))
+        shape = (2, length, inner.width)
+        extra = {
+            "dualprompt.general": uniform(generator, len(self.general), *shape),
+            "dualprompt.expert": uniform(generator, size, len(self.expert), *shape),
+            self.keys: uniform(generator, size, inner.features),
+        }
+        super().__init__(inner, extra)
+        self.route = Route()
+
+    def pool_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
+        likeness = self.likeness(self.query(pixels))[:, : max(1, self.route.known)]
+        row = likeness.argmax(dim=1)
+        if self.route.teaching:
+            row = torch.full_like(row, self.route.known - 1)
+        self.pull = likeness.gather(1, row[:, None]).mean()
+        shared = self.extra["dualprompt.general"][:, :, None].expand(-1, -1, len(pixels), -1, -1)
+        mine = self.extra["dualprompt.expert"][row].permute(1, 2, 0, 3, 4)  # [blocks, 2, B, P, W]
+        prefixes = dict(zip((*self.general, *self.expert), (*shared, *mine), strict=True))
+        return self.inner.pool_image(pixels, replace(insert or Insert(), prefixes=prefixes))
+
+
+@settings
+class Prompted(Method):
+    """What both have in common: what they learn, and from which loss."""
+
+    pool: Count = 10
+    length: Count = 5
+    pull: Pull = 0.1  # of keys to the features they were chosen for
+
+    def prompts(self, student: Student) -> Keyed:
+        return within(student.net, Keyed)
+
+    def start(self, student: Student) -> None:
+        self.current = torch.zeros(0, dtype=torch.long)  # classes of the session
+
+    def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
+        return Selection(tuple(self.prompts(student).extra))
+
+    def begin_session(self, student: Student, session: Session) -> None:
+        self.current = torch.tensor([student.classes.index(name) for name in session.classes])
+
+    def loss(self, student: Student, batch: Batch) -> Tensor:
+        logits = student.image_logits(batch.pixels)
+        allowed = batch.replayed[:, None].repeat(1, logits.shape[1])
+        allowed[:, self.current] = True
+        loss = class_loss(logits, batch.labels, allowed)
+        return loss - self.pull * self.prompts(student).pull
+
+    def tensors(self) -> State:
+        return {"current": self.current}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.current = tensors["current"]
+
+
+@settings
+class L2P(Prompted):
+    idea = "a pool of prompts beside the patches, chosen for each picture by key"
+    reference = "Wang et al., 2022"
+
+    take: Count = 5  # prompts per picture
+    together: bool = False  # the batch's most frequent prompts for all of it, as released
+
+    def __post_init__(self) -> None:
+        if self.take > self.pool:
+            raise ValueError(f"cannot take {self.take} of {self.pool} prompts")
+
+    def extend(self, net: Backbone, seed: int) -> Backbone:
+        return Pool(net, self.pool, self.length, self.take, self.together, seed)
+
+
+@settings
+class DualPrompt(Prompted):
+    idea = "key and value prefixes in the first blocks, general ones and one set per session"
+    reference = "Wang et al., 2022"
+
+    pool: Count = 10  # sessions that can have a set
+    pull: Pull = 1.0
+    general: Count = 2  # blocks with general prefixes, from the first
+    expert: Count = 3  # blocks with the session's, after those
+
+    def extend(self, net: Backbone, seed: int) -> Backbone:
+        return Prefixes(net, self.pool, self.length, self.general, self.expert, seed)
+
+    def start(self, student: Student) -> None:
+        super().start(student)
+        self.route = within(student.net, Prefixes).route
+
+    def check(self, student: Student, session: Session) -> None:
+        known = self.route.known
+        if known >= self.pool:
+            raise BadInput(
+                f"dualprompt has prefixes for {self.pool} sessions and this is number "
+                f"{known + 1}; start again with --set pool={2 * self.pool}"
+            )
+
+    def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
+        """The general prefixes, and the new session's row of the others."""
+        prompts = self.prompts(student)
+        row, mask = self.route.known, {}
+        for name in ("dualprompt.expert", prompts.keys):
+            mask[name] = torch.zeros_like(prompts.extra[name], dtype=torch.bool)
+            mask[name][row] = True
+        return Selection(tuple(prompts.extra), mask)
+
+    def begin_session(self, student: Student, session: Session) -> None:
+        super().begin_session(student, session)
+        row = self.route.known
+        sets = self.prompts(student).extra["dualprompt.expert"].detach().clone()
+        if row > 0:  # a new set begins where the last one ended
+            sets[row] = sets[row - 1]
+            student.assign({"dualprompt.expert": sets})
+        self.route.known, self.route.teaching = row + 1, True
+
+    def end_session(self, student: Student, session: Session) -> None:
+        self.route.teaching = False
+
+    def tensors(self) -> State:
+        route = torch.tensor([self.route.known, self.route.teaching])
+        return {**super().tensors(), "route": route}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        super().load(tensors)
+        known, teaching = tensors["route"].tolist()
+        self.route.known, self.route.teaching = int(known), bool(teaching)

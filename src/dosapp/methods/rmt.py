@@ -1,0 +1,109 @@
+"""RMT: a mean teacher, symmetric cross-entropy, and a pull of features to their class's prototype.
+
+Source-free: prototypes are the mean features of each class when it was taught, and no pictures of
+old classes are replayed. The projector of the contrastive term learns on the stream with the rest.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from dosapp.backbones.added import Added, within
+from dosapp.backbones.base import Backbone
+from dosapp.core.augment import augmented
+from dosapp.core.chance import torch_chance
+from dosapp.core.losses import contrast, symmetric_cross_entropy
+from dosapp.errors import BadInput
+from dosapp.methods.base import Guess, State, settings
+from dosapp.methods.taught import Taught
+from dosapp.streams import Session
+from dosapp.student import Student
+
+LOOK, SPACE = 64, 128  # images per look at the lessons, dimensions of the projector
+
+Weight = Annotated[float, Field(ge=0)]
+
+
+class Projector(Added):
+    """Features D → 128 → ReLU → 128, for the contrastive term only."""
+
+    def __init__(self, inner: Backbone, seed: int) -> None:
+        generator, wide = torch_chance("projector", seed), inner.features
+        extra = {
+            "rmt.first": torch.randn(wide, SPACE, generator=generator) / wide**0.5,
+            "rmt.second": torch.randn(SPACE, SPACE, generator=generator) / SPACE**0.5,
+        }
+        super().__init__(inner, extra)
+
+    def __call__(self, features: Tensor) -> Tensor:
+        hidden = (features @ self.extra["rmt.first"]).relu()
+        return normalize(hidden @ self.extra["rmt.second"], dim=-1)
+
+
+@settings
+class RMT(Taught):
+    idea = "agree with a slow teacher, also on augmented images, near the class prototypes"
+    reference = "Döbler et al., 2023"
+    abilities = frozenset({"corrupted data"})
+
+    agree: Weight = 1.0  # of the symmetric cross-entropy
+    contrast: Weight = 1.0  # of the contrastive term
+    temperature: Annotated[float, Field(gt=0)] = 0.1
+
+    def extend(self, net: Backbone, seed: int) -> Backbone:
+        return Projector(net, seed)
+
+    def start(self, student: Student) -> None:
+        super().start(student)
+        self.prototypes: dict[int, Tensor] = {}  # by position in student.classes
+
+    def check(self, student: Student, session: Session) -> None:
+        taught = {session.classes[label] for label in session.train.labels}
+        missing = next((name for name in session.classes if name not in taught), None)
+        if missing is not None and self.contrast:
+            raise BadInput(
+                f"class '{missing}' has no training images, so rmt has no prototype of it; "
+                "give at least one, or --set contrast=0"
+            )
+
+    def end_session(self, student: Student, session: Session) -> None:
+        """Mean unit feature of each class taught."""
+        with torch.no_grad():
+            batches = [student.net.encode_image(x) for x in session.train.batches(LOOK)]
+        features, labels = torch.cat(batches), torch.from_numpy(session.train.labels)
+        for label in labels.unique().tolist():
+            place = student.classes.index(session.classes[label])
+            self.prototypes[place] = features[labels == label].mean(dim=0)
+
+    def begin_stream(self, student: Student) -> None:
+        super().begin_stream(student)
+        if student.chosen.names and self.contrast:
+            extra = tuple(within(student.net, Projector).extra)
+            student.train_only(replace(student.chosen, names=(*student.chosen.names, *extra)))
+
+    def stream_loss(self, student: Student, pixels: Tensor) -> Guess:
+        net = student.net
+        texts, scale = student.captions(), net.scale.detach()
+        images = net.encode_image(pixels)
+        moved = net.encode_image(augmented(pixels, student.chance("rmt")))
+        plain, other = scale * images @ texts.T, scale * moved @ texts.T
+        old = self.taught(student, pixels)
+        agree = (symmetric_cross_entropy(plain, old) + symmetric_cross_entropy(other, old)) / 2
+        loss = self.agree * agree.mean()
+        if self.contrast:
+            known = torch.stack(list(self.prototypes.values()))
+            nearest = known[(normalize(images.detach(), dim=1) @ normalize(known).T).argmax(dim=1)]
+            views = within(net, Projector)(torch.stack([nearest, images, moved]))
+            loss = loss + self.contrast * contrast(views, self.temperature)
+        return self.guess(plain, old, loss)
+
+    def tensors(self) -> State:
+        return {f"prototypes/{place}": mean for place, mean in self.prototypes.items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.prototypes = {int(name.rpartition("/")[2]): mean for name, mean in tensors.items()}

@@ -1,0 +1,78 @@
+"""SLCA: a slow network, a fast classifier, and a classifier aligned with all classes afterwards.
+
+CLIP's classifier is its two projections. After each session but the first they learn again, from
+features drawn from a Gaussian per class instead of from pictures: means and covariances are stored,
+pictures are not.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from dosapp.core.gaussian import Gaussians
+from dosapp.methods.base import Batch, Method, Review, State, settings
+from dosapp.streams import Session
+from dosapp.student import Selection, Student
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+@settings
+class SLCA(Method):
+    idea = "a slow network and a fast classifier, aligned on remembered class statistics"
+    reference = "Zhang et al., 2023"
+
+    fast: Positive = 5.0  # the projections' rate, times the network's
+    passes: Annotated[int, Field(ge=0)] = 3  # of the alignment, over all classes
+    samples: Annotated[int, Field(ge=1)] = 256  # features per step of it
+    temperature: Positive = 0.1  # of its logits, whose norm is taken out first
+
+    def start(self, student: Student) -> None:
+        self.classes = Gaussians()
+        self.sessions = 0
+
+    def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
+        rates = dict.fromkeys(student.net.projections(), self.fast)
+        return Selection(tuple(student.net.towers()), rates=rates)
+
+    def begin_session(self, student: Student, session: Session) -> None:
+        self.sessions += 1
+
+    def end_session(self, student: Student, session: Session) -> None:
+        """Mean and covariance of each class's features before the projection `[n, W]`."""
+        with torch.no_grad():
+            features = torch.cat([student.net.pool_image(x) for x in session.train.batches(64)])
+        labels = torch.from_numpy(session.train.labels)
+        for label in labels.unique().tolist():
+            place = student.classes.index(session.classes[label])
+            self.classes.learn(place, features[labels == label], self.sessions)
+
+    def reviews(self, student: Student, per_epoch: int) -> Sequence[Review]:
+        if self.sessions < 2:
+            return ()
+        names = tuple(student.net.projections())
+        rates = dict.fromkeys(names, self.fast)
+        steps = self.passes * len(student.classes)
+        return [Review(steps, Selection(names, rates=rates), self.aligned)]
+
+    def aligned(self, student: Student, batch: Batch, step: int) -> Tensor:
+        """Tell drawn features of all classes apart; no picture is looked at."""
+        drawn, labels = self.classes.draw(
+            self.samples, self.sessions, student.chance("alignment", step)
+        )
+        logits = student.net.project_image(drawn) @ student.captions().T  # cosines [N, C]
+        groups = self.classes.sessions()  # [C]
+        norms = [logits[:, groups == s].norm(dim=1) for s in groups.unique()]
+        scale = torch.stack(norms).mean(dim=0).detach()[:, None]
+        return cross_entropy(logits / scale.clamp(min=1e-6) / self.temperature, labels)
+
+    def tensors(self) -> State:
+        return {"sessions": torch.tensor(self.sessions), **self.classes.state()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.sessions = int(tensors["sessions"])
+        self.classes = Gaussians.of(tensors)

@@ -1,0 +1,59 @@
+"""SparCL, as a mask of what may move: weights themselves are never set to zero.
+
+In every linear layer of both towers the entries with the largest |weight| + ½ |gradient| move. The
+mask is chosen again every few epochs; at first a part of it is given to entries drawn at random.
+"""
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dosapp.core.masks import Mask, share, top_fraction
+from dosapp.methods.base import Batch, Method, settings
+from dosapp.student import Selection, Student
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+@settings
+class SparCL(Method):
+    idea = "move the few weights of each layer that are largest and want to move"
+    reference = "Wang et al., 2022"
+
+    density: Share = 0.05  # share of each layer's entries that moves
+    kept: Share = 0.04  # of those, chosen by importance in the first epochs; the rest at random
+    every: Annotated[int, Field(ge=1)] = 5  # epochs between masks
+    gradient: Annotated[float, Field(ge=0)] = 0.5  # its part in the importance
+
+    def __post_init__(self) -> None:
+        if self.kept > self.density:
+            raise ValueError(f"cannot keep {self.kept:g} in a mask of {self.density:g}")
+
+    def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
+        mask = self.mask(student, 0, lessons)
+        return Selection(tuple(mask), mask)
+
+    def begin_epoch(self, student: Student, epoch: int, lessons: Iterable[Batch]) -> None:
+        if epoch > 0 and epoch % self.every == 0:
+            student.remask(self.mask(student, epoch, lessons))
+
+    def mask(self, student: Student, epoch: int, lessons: Iterable[Batch]) -> Mask:
+        weights = student.net.matrices()
+        wanting = student.scores(weights, (self.loss(student, batch) for batch in lessons))
+        importance = {n: w.detach().abs() + self.gradient * wanting[n] for n, w in weights.items()}
+        first = epoch < self.every
+        mask = top_fraction(importance, self.kept if first else self.density)
+        return {n: grown(m, self.density, student.chance(n, epoch)) for n, m in mask.items()}
+
+
+def grown(mask: Tensor, density: float, generator: torch.Generator) -> Tensor:
+    """The mask with entries drawn at random until it has this density."""
+    missing = share(density, mask.numel()) - int(mask.sum())
+    outside = (~mask).flatten().nonzero().squeeze(1)
+    drawn = outside[torch.randperm(len(outside), generator=generator)[: max(0, missing)]]
+    result = mask.clone()
+    result.view(-1)[drawn] = True
+    return result

@@ -1,0 +1,92 @@
+"""ZSCL: keep the original CLIP's answers on reference pictures, and average the weights on the way.
+
+References are pictures with captions that belong to no task: any dataset by name, a folder, or a
+CSV (`--set references=…`). A caption is the training caption of the picture's class.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dosapp.backbones.base import Backbone
+from dosapp.core.losses import cross_entropy_to
+from dosapp.data import load_dataset
+from dosapp.errors import BadInput
+from dosapp.methods.base import Batch, Method, State, settings
+from dosapp.streams import Session
+from dosapp.student import Student
+
+Weight = Annotated[float, Field(ge=0)]
+
+
+@settings
+class ZSCL(Method):
+    idea = "keep the original model's answers on reference pictures; average the weights"
+    reference = "Zheng et al., 2023"
+
+    references: str = ""  # a dataset's name, a folder, or a CSV
+    weight: Weight = 1.0  # of each direction of the distillation
+    temperature: Annotated[float, Field(gt=0)] = 2.0
+    look: Annotated[int, Field(ge=1)] = 64  # reference pictures per step
+    every: Annotated[int, Field(ge=0)] = 10  # steps between samples of the average; 0: no average
+
+    def start(self, student: Student) -> None:
+        if not self.references:
+            raise BadInput(
+                "zscl needs reference pictures with captions: --set references=signs, or the path "
+                "of a folder of class folders or of a CSV"
+            )
+        found = load_dataset(self.references, student.net)
+        self.part, self.words = found.train, [found.prompts.caption(n) for n in found.classes]
+        self.original: Backbone = student.twin()
+        self.average: Backbone = student.twin()
+        self.samples = 1
+
+    def begin_session(self, student: Student, session: Session) -> None:
+        student.catch_up(self.average)
+        self.samples = 1  # where the session begins is the first
+
+    def loss(self, student: Student, batch: Batch) -> Tensor:
+        return super().loss(student, batch) + self.weight * self.strayed(student)
+
+    def strayed(self, student: Student) -> Tensor:
+        """Cross-entropy to the original's answers, per picture and per caption, times T².
+
+        Captions are read by the original model on both sides.
+        """
+        rows = torch.randperm(len(self.part.labels), generator=student.chance("references"))
+        rows = rows[: self.look]
+        pixels = self.part.pictures.read(rows.numpy()).float() / 255
+        captions = [self.words[self.part.labels[row]] for row in rows.tolist()]
+        scale, T = student.net.scale, self.temperature
+        with torch.no_grad():
+            texts = self.original.encode_text(captions)
+            old = scale * self.original.encode_image(pixels) @ texts.T / T
+        new = scale * student.net.encode_image(pixels) @ texts.T / T
+        images = cross_entropy_to(new, old.softmax(dim=1)).mean()
+        captioned = cross_entropy_to(new.T, old.T.softmax(dim=1)).mean()
+        return (images + captioned) * T**2
+
+    def after_step(self, student: Student) -> None:
+        """w̄ ← (w̄ n + w) / (n + 1)."""
+        if self.every and student.steps % self.every == 0:
+            share = self.samples / (self.samples + 1)
+            student.smooth(self.average, active=share, frozen=share)
+            self.samples += 1
+
+    def end_session(self, student: Student, session: Session) -> None:
+        if self.every:  # the average is the model from here on
+            averaged = self.average.weights()
+            student.assign({n: averaged[n] for n in student.selection.names})
+
+    def twins(self) -> Mapping[str, Backbone]:
+        return {"original": self.original, "average": self.average}
+
+    def tensors(self) -> State:
+        return {"samples": torch.tensor(self.samples)}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.samples = int(tensors["samples"])
