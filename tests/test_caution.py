@@ -155,18 +155,27 @@ class TestReadmission:
     @pytest.mark.parametrize("pair", [("dosapp", None), ("spu", "self-training")])
     def test_works_in_the_stream_of_any_masked_learner(self, pair, met) -> None:
         learner, pixels = met(2, method=pair[0], adapt=pair[1], readmit=0.5, readmit_every=2)
-        own = {n: m.clone() for n, m in learner.student.selection.mask.items()}
-        learner.adapt(pixels)
-        assert all(torch.equal(learner.student.selection.mask[n], m) for n, m in own.items())
-        learner.adapt(pixels)
-        lent = learner.student.selection.mask
-        assert any(not torch.equal(lent[n], m) for n, m in own.items())
-        assert all(int(lent[n].sum()) == int(m.sum()) for n, m in own.items())
+        own = learner.caution.base
+        turns = [learner.student.selection.mask]
+        for _ in range(2):
+            learner.adapt(pixels)
+            turns.append(learner.student.selection.mask)
+        assert turns[0] is turns[1]  # a turn is two steps
+        for lent in (turns[0], turns[2]):
+            assert any(not torch.equal(lent[n], m) for n, m in own.items())
+            assert all(int(lent[n].sum()) == int(m.sum()) for n, m in own.items())
+        assert any(not torch.equal(turns[0][n], turns[2][n]) for n in own)
+
+    def test_says_so_when_there_is_no_mask_to_lend_from(self, met) -> None:
+        with pytest.warns(UserWarning, match="readmit has no effect"):
+            met(method="flyp", adapt="tent", readmit=0.5)
 
 
 @pytest.mark.parametrize("on", ON.values(), ids=ON)
 @pytest.mark.parametrize("pair", [("dosapp", None), ("spu", "rmt"), ("flyp", "tent")])
 def test_each_goes_with_each_kind_of_adapter(on, pair, small, tiny, tmp_path) -> None:
+    if pair[0] == "flyp":
+        on = {**on, "readmit": 0.0}  # it has no mask to lend from, and says so
     settings = small(method=pair[0], adapt=pair[1], **on)
     checks.load_of_save_answers_and_learns_the_same(settings, tiny, tmp_path / "x")
 

@@ -1,5 +1,7 @@
 """ZSCL, L2P, DualPrompt, SLCA, SparCL and SPU's variants against arithmetic written out here."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import tensor
@@ -107,7 +109,7 @@ class TestL2P:
         by_hand = tiny.encode_image(pixels, Insert(prompts=prompts))
         torch.testing.assert_close(pool.encode_image(pixels), by_hand)
         expected = sum(cosines[b, k] for b in range(2) for k in found[b]) / 2
-        assert pool.pull.item() == pytest.approx(expected.item(), rel=1e-5)
+        assert pool.near.mean().item() == pytest.approx(expected.item(), rel=1e-5)
 
     def test_only_the_sessions_classes_compete_but_all_do_for_replayed(self) -> None:
         logits, labels = tensor([[1.0, 2.0, 3.0]] * 2), tensor([1, 0])
@@ -192,7 +194,7 @@ class TestDualPrompt:
         net, pixels = within(learner.student.net, Prefixes), stream.tasks[0].test.read(range(4))
         cosines = tiny.encode_image(pixels) @ normalize(net.extra[net.keys], dim=1)[:2].T
         net.encode_image(pixels)
-        assert net.pull.item() == pytest.approx(cosines.max(dim=1).values.mean().item(), rel=1e-5)
+        torch.testing.assert_close(net.near, cosines.max(dim=1).values)
 
     def test_more_sessions_than_sets_is_a_sentence(self, begun) -> None:
         learner, stream = begun("dualprompt", 1, options={"pool": 1})
@@ -251,6 +253,14 @@ class TestSLCA:
         by_hand = torch.nn.functional.cross_entropy(scaled, labels)
         torch.testing.assert_close(method.aligned(student, None, 3), by_hand)
 
+    def test_a_class_without_pictures_is_a_sentence(self, begun) -> None:
+        learner, stream = begun("slca", 0)
+        full = stream.session(0)
+        prompts = {**full.prompts, "nothing": full.prompts[full.classes[0]]}
+        empty = replace(full, classes=(*full.classes, "nothing"), prompts=prompts)
+        with pytest.raises(BadInput, match="'nothing' has no training images, so slca"):
+            learner.learn(empty)
+
 
 class TestSparCL:
     def test_a_mask_grows_at_random_to_its_density(self) -> None:
@@ -268,7 +278,7 @@ class TestSparCL:
         session, student = stream.session(0), learner.student
         batch = Batch(session.train.read(range(8)), tensor(session.train.labels[:8]), None)
         name, weight = next(iter(student.net.matrices().items()))
-        mask = learner.method.mask(student, 0, [batch])[name]
+        mask = learner.method.mask(student, 0, learner.method.importance(student, [batch]))[name]
         weight.requires_grad_(True)
         loss = student.clip_loss(batch.pixels, batch.labels)
         (grad,) = torch.autograd.grad(loss, weight)
@@ -295,7 +305,8 @@ class TestSparCL:
         name = next(iter(student.selection.names))
         old = student.selection.mask[name]
         moments = student._entries[name].spread(student.optimizer_state()[f"{name}/exp_avg_sq"])
-        student.remask(learner.method.mask(student, 1, learner_batches(learner, stream)))
+        importance = learner.method.importance(student, learner_batches(learner, stream))
+        student.remask(learner.method.mask(student, 1, importance))
         new = student.selection.mask[name]
         kept = student._entries[name].spread(student.optimizer_state()[f"{name}/exp_avg_sq"])
         stayed = old & new
@@ -339,9 +350,9 @@ class TestSPU:
                 return super().score(student, batch)
 
         batches = [next(learner_batches(learner, stream))] * 8
-        Counting(quarter=True).choose(learner.student, iter(batches))
+        Counting(quarter=True).choose(learner.student, batches)
         assert len(seen) == 2
-        Counting().choose(learner.student, iter(batches))
+        Counting().choose(learner.student, batches)
         assert len(seen) == 2 + 8
 
 

@@ -218,6 +218,8 @@ class TestRegistry:
         )
         pair = build("spu", "dosapp", {"sparsity": 0.3})
         assert pair.labelled.sparsity == pair.unlabelled.learner.sparsity == 0.3
+        pair = build("l2p", "eata", {"labelled.pull": 0.3, "unlabelled.pull": 2})
+        assert (pair.labelled.pull, pair.unlabelled.pull) == (0.3, 2)
 
     def test_one_option_leaves_the_others_alone(self) -> None:
         default = build("dosapp").settings()
@@ -252,3 +254,66 @@ class TestRegistry:
                 "student",
                 "pixels",
             ]
+
+
+class TestTogether:
+    """What must hold when one method's hooks meet another's."""
+
+    def test_prototypes_are_taken_after_the_alignment(self, small, tiny) -> None:
+        learner, stream = checks.lived(small(method="slca", adapt="rmt"), tiny, 1)
+        session = stream.session(1)
+        learner.learn(session)
+        rows = (session.train.labels == 0).nonzero()[0]
+        with torch.no_grad():
+            mean = learner.student.net.encode_image(session.train.read(rows)).mean(dim=0)
+        torch.testing.assert_close(learner.method.unlabelled.prototypes[3], mean)
+
+    def test_a_teacher_begins_again_from_the_average_of_weights(self, small, tiny) -> None:
+        settings = small(method="zscl", adapt="dosapp", options={"references": "signs"})
+        learner = Learner(settings.learner(), tiny)
+        learner.learn(open_stream(settings, tiny).session(0))
+        mine = learner.student.net.weights()
+        theirs = learner.method.unlabelled.teacher.weights()
+        assert all(torch.equal(mine[n], theirs[n]) for n in mine)
+
+    def test_what_was_chosen_beside_the_mask_moves_on_the_stream_too(self, small, tiny) -> None:
+        learner, _ = checks.lived(small(method="spu-released", adapt="dosapp"), tiny, 1)
+        names = set(learner.student.selection.names)
+        assert names == set(tiny.first_mlp()) | set(tiny.beside_first_mlp())
+
+    def test_in_a_review_a_teacher_rests_where_the_student_does(self, small, tiny) -> None:
+        settings = small(method="slca", adapt="dosapp", options={"delta": 1.0})
+        learner, stream = checks.lived(settings, tiny, 1)
+        teacher = learner.method.unlabelled.teacher.weights()
+        resting = next(iter(tiny.first_mlp()))
+        for lesson in learner.lessons(stream.session(1)):
+            if lesson.step == 6:
+                before = teacher[resting].clone()
+                moving = teacher["visual_projection.weight"].clone()
+            if lesson.step == 9:
+                assert torch.equal(teacher[resting], before)
+                assert not torch.equal(teacher["visual_projection.weight"], moving)
+
+    def test_zero_shot_is_the_untouched_model_whatever_a_method_adds(self, small, tmp_path) -> None:
+        from dosapp.run import run
+
+        plain, prompted = (
+            run(small(method=name), tmp_path / name) for name in ("zero-shot", "dualprompt")
+        )
+        for metric in ("zero_shot_accuracy",):
+            assert plain.metrics[metric] == prompted.metrics[metric]
+
+
+def test_teachers_smooth_by_epoch_if_asked(small, tiny) -> None:
+    settings = small(method="dosapp", options={"interval": "epoch", "gamma": 0.5})
+    learner = Learner(settings.learner(), tiny)
+    name = next(iter(tiny.first_mlp()))
+    teacher, student = learner.method.teacher, tiny.weights()[name]
+    lessons = learner.lessons(open_stream(settings, tiny).session(0))
+    start = student.detach().clone()
+    for _ in range(3):
+        next(lessons)
+    assert torch.equal(teacher.weights()[name], start)
+    after_one = student.detach().clone()
+    next(lessons)
+    torch.testing.assert_close(teacher.weights()[name], (start + after_one) / 2)

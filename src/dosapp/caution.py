@@ -6,6 +6,8 @@ weights less), teachers that follow more slowly when few classes fill the stream
 mask lent, in turns, to entries of earlier sessions.
 """
 
+import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -71,18 +73,20 @@ class Caution:
             old = self.histogram if len(self.histogram) == classes else torch.zeros(classes)
             self.histogram = MEMORY * old + seen
             student.skew = skew(self.histogram)
-        rate = 1.0
-        if self.temper and classes > 1:
-            unsure = entropy(asked[best, images]).mean().item()
-            rate = max(0.0, 1 - unsure / torch.tensor(float(classes)).log().item())
-        trusted = sure.values.max(dim=0).values >= self.gate if self.gate else everything
+        trusted, rate = sure.values.max(dim=0).values >= self.gate, 1.0
+        if self.temper and classes > 1 and trusted.any():
+            unsure = entropy(asked[best, images][trusted]).mean().item()
+            rate = max(0.0, 1 - unsure / math.log(classes))
         return View(trusted.clone(), labels.clone(), rate)
 
     # Lending a share of the mask
 
     def remember(self, chosen: Selection, session: int) -> None:
         """A session has chosen: keep each entry's best score, and whose it is."""
-        if not self.readmit or chosen.mask is None or chosen.scores is None:
+        if not self.readmit:
+            return
+        if chosen.mask is None or chosen.scores is None:
+            warnings.warn("readmit has no effect: the learner moves no mask", stacklevel=2)
             return
         for name, score in chosen.scores.items():
             new = score * chosen.mask[name]
@@ -95,11 +99,16 @@ class Caution:
         self.histogram, self.steps = torch.zeros(0), 0
         mask = student.selection.mask or {}
         self.base = {n: m for n, m in mask.items() if n in self.scores} if self.readmit else {}
+        self._lend(student)
 
     def after_step(self, student: Student) -> None:
         self.steps += 1
-        if self.base and self.steps % self.every == 0:
-            turn = self.steps // self.every - 1
+        if self.steps % self.every == 0:
+            self._lend(student)
+
+    def _lend(self, student: Student) -> None:
+        if self.base:
+            turn = self.steps // self.every
             student.remask(readmitted(self.base, self.scores, self.owner, self.readmit, turn))
 
     # Saving

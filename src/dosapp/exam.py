@@ -41,14 +41,15 @@ class Exam:
                 found[name] = 100 * float(np.mean(answers[task.test.labels == n] == n))
         return found
 
-    def control(self) -> float:
+    def control(self, expert: Expert | None = None) -> float:
         """Zero-shot accuracy on classes that nobody trains, among themselves; NaN without any."""
+        expert = expert or self.answering()
         right: list[bool] = []
         for control, prompts in self.stream.controls:
             rows = np.arange(len(control.test.labels))
             part = Labelled.of(control.test, rows, control.test.labels)
             names = dict.fromkeys(control.classes, prompts)
-            right += list(self._nearest(self.answering(), part, names) == part.labels)
+            right += list(self._nearest(expert, part, names) == part.labels)
         return 100 * float(np.mean(right)) if right else math.nan
 
     def distance(self) -> float:

@@ -1,8 +1,9 @@
 """Learn, adapt, predict, save, load: the same object for experiments, command line and service."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,20 @@ class Lesson:
     loss: float
 
 
+@dataclass(frozen=True)
+class Pass:
+    """A pass over lessons, whose pictures are read when their turn comes."""
+
+    rows: Sequence[np.ndarray]
+    read: Callable[[np.ndarray], Batch]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return map(self.read, self.rows)
+
+
 class Learner:
     def __init__(
         self, settings: LearnerSettings | None = None, net: Backbone | None = None
@@ -85,9 +100,10 @@ class Learner:
         size = min(self.settings.batch, len(session.train))
         per_epoch = len(session.train) // size  # the last, smaller batch is left out
 
-        def batches(epoch: int) -> Iterator[Batch]:
-            rows = self._order(session, epoch, size)
-            return (self._batch(session.train, labels, chosen) for chosen in rows)
+        def batches(epoch: int) -> "Pass":
+            return Pass(
+                self._order(session, epoch, size), partial(self._batch, session.train, labels)
+            )
 
         def batch(step: int) -> Batch:
             rows = self._order(session, step // per_epoch, size)[step % per_epoch]
@@ -119,14 +135,15 @@ class Learner:
                 method.begin_epoch(student, epoch, batches(epoch))
             yield taken(step, method.loss(student, batch(step)))
         if done <= taught:
-            method.end_session(student, session)
+            method.end_lessons(student, session)
         first = taught
         for review in reviews:
             for step in range(max(done, first), first + review.steps):
                 if step == first:
                     student.train_only(review.selection)
-                yield taken(step, review.loss(student, batch(step), step - first))
+                yield taken(step, review.loss(student, partial(batch, step), step - first))
             first += review.steps
+        method.end_session(student, session)
         self.memory.keep(session.train, labels)
         self.sessions += 1
         method.begin_stream(student)

@@ -128,6 +128,7 @@ class Experiment:
     def __init__(self, planned: Plan, learner: Learner, folder: Path, watch: Watch) -> None:
         self.settings, self.stream, self.key = planned.settings, planned.stream, planned.key
         self.learner, self.folder, self.watch = learner, folder, watch
+        self.untouched = planned.net
         self.exam = Exam(planned.stream, learner)
         self.history = learner.history(folder / "learner")
         self.progress = Progress()
@@ -211,11 +212,11 @@ class Experiment:
 
     def _before_all(self) -> None:
         """Zero-shot accuracy on each task among the classes met by then, and on the control set."""
-        net = self.learner.student.net
+        net = self.untouched  # without what the method has added to it
         every = range(len(self.stream.tasks))
         self.progress.zero_shot = [self.exam.accuracy(net, j, range(j + 1)) for j in every]
         self.progress.untouched = float(np.mean([self.exam.accuracy(net, j, every) for j in every]))
-        self.progress.control.append(self.exam.control())
+        self.progress.control.append(self.exam.control(net))
 
     def _look_ahead(self, t: int) -> None:
         """Accuracy on the next task before its lessons: what learning others did for it."""

@@ -171,7 +171,8 @@ def changes(
         for key in keys:
             moved |= differs(new[key], _before(key, new[key], old, base))
         stored = len(keys) * int(moved.sum())  # values, against bits for each entry
-        if stored + moved.numel() / 32 >= len(keys) * moved.numel():
+        taken = f"bits/{name}" in result  # by a tensor of this name with another shape
+        if taken or stored + moved.numel() / 32 >= len(keys) * moved.numel():
             result |= {f"dense/{key}": new[key] for key in keys}
             continue
         result[f"bits/{name}"] = _pack(moved)

@@ -41,6 +41,13 @@ class Session:
     train: Labelled
     unlabelled: Unlabelled
 
+    def taught(self, otherwise: str) -> None:
+        """Make sure that every class has a picture, or say what is missing without one."""
+        known = {self.classes[label] for label in self.train.labels}
+        missing = next((name for name in self.classes if name not in known), None)
+        if missing is not None:
+            raise BadInput(f"class '{missing}' has no training images, so {otherwise}; give one")
+
     @classmethod
     def of(cls, images: Mapping[str, Tensor], prompts: Prompts | None = None) -> "Session":
         """A lesson from tensors: class name → `uint8 [n, 3, H, W]`. For one's own program."""

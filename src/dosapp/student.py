@@ -49,6 +49,7 @@ class Student:
         self.chosen = Selection()  # what the lessons chose; adapters inherit it
         self.skew = 0.0  # of the stream: 1 makes teachers follow as slowly as they ever do
         self.steps = 0
+        self.replaced = False  # by `assign`, since the last step
         self.moved: set[str] = set()  # every weight that was ever allowed to move
         self._entries: dict[str, Entries] = {}
         self._optimizer: torch.optim.Optimizer | None = None
@@ -160,11 +161,16 @@ class Student:
         self._entries = {n: Entries(weights[n], mask.get(n)) for n in selection.names}
         self._optimizer = None
         if self._entries:
+            towers = self.net.towers()  # what a method adds has no reason to be near zero
             groups = [
-                {"params": [e.values], "usual": self.lr * selection.rates.get(n, 1.0)}
+                {
+                    "params": [e.values],
+                    "usual": self.lr * selection.rates.get(n, 1.0),
+                    "weight_decay": self.weight_decay if n in towers else 0.0,
+                }
                 for n, e in self._entries.items()
             ]
-            self._optimizer = torch.optim.AdamW(groups, weight_decay=self.weight_decay)
+            self._optimizer = torch.optim.AdamW(groups)
 
     def remask(self, mask: Mask) -> None:
         """Other entries of the same weights. Those that stay keep their moments; others start."""
@@ -207,6 +213,7 @@ class Student:
             entries.scatter()
         self.steps += 1
         self.net.revision += 1
+        self.replaced = False
         return True
 
     def gradients(self) -> dict[str, Tensor]:
@@ -225,6 +232,7 @@ class Student:
             weight = weights[name]
             weight.copy_(value if where is None else torch.where(where[name], value, weight))
         self.net.revision += 1
+        self.replaced = True
 
     # Twins
 
@@ -252,11 +260,10 @@ class Student:
         active += (frozen - active) * self.skew
         mine, theirs = self.net.weights(), teacher.weights()
         apart = {n: theirs[n] for n in theirs if theirs[n] is not mine[n]}
-        chosen, mask = self.selection, self.selection.mask
-        if mask is not None:  # chosen without a mask: all of it moves; not chosen: it rests now
-            whole = {n: torch.full_like(w, n in chosen.names) for n, w in apart.items()}
-            mask = {n: mask.get(n, whole[n].bool()) for n in apart}
-        smooth(apart, mine, mask, active=active, frozen=frozen)
+        chosen, mask = self.selection, self.selection.mask or {}
+        # Chosen without a mask: all of it moves. Not chosen: it rests now.
+        where = {n: mask.get(n, n in chosen.names) for n in apart}
+        smooth(apart, mine, where, active=active, frozen=frozen)
         teacher.revision += 1
 
     # Saving: what the next step needs besides the weights

@@ -96,7 +96,8 @@ def within(net: Backbone, kind: type[A]) -> A:
 
 
 class Ensemble:
-    """Two experts as one, whose cosines are the mean of theirs: features side by side, over √2."""
+    """Two experts as one, whose cosines with a caption are the mean of theirs: features side by
+    side, over √2. (A class of several captions weighs each expert by how well they agree.)"""
 
     def __init__(self, first: Expert, second: Expert) -> None:
         self.both = (first, second)

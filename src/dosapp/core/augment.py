@@ -1,8 +1,8 @@
 """Random changes that keep what a picture shows: colours, place, sharpness. RMT and CoTTA use them.
 
 Pictures are `[B, 3, H, W]` in [0, 1] before and after, each with its own random numbers. The
-ranges are CoTTA's; hue turns in the plane of equal brightness (YIQ), and what an affine map brings
-in from outside repeats the edge.
+ranges are CoTTA's, the order of the colour changes is fixed. Hue turns in the plane of equal
+brightness (YIQ); what an affine map brings in from outside repeats the edge.
 """
 
 import math

@@ -1,9 +1,11 @@
 """How a teacher follows a student: one momentum where weights move, another where they do not."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
-from dosapp.core.masks import Mask, Weights
+from dosapp.core.masks import Weights
 
 
 def momentum(mask: Tensor, *, active: float, frozen: float) -> Tensor:
@@ -16,12 +18,18 @@ def momentum(mask: Tensor, *, active: float, frozen: float) -> Tensor:
 
 @torch.no_grad()
 def smooth(
-    teacher: Weights, student: Weights, mask: Mask | None, *, active: float, frozen: float
+    teacher: Weights,
+    student: Weights,
+    mask: Mapping[str, Tensor | bool],
+    *,
+    active: float,
+    frozen: float,
 ) -> None:
-    """θ^T ← p θ^T + q θ^S in place (Eq. 3 and 6); no mask means that every entry is active."""
+    """θ^T ← p θ^T + q θ^S in place (Eq. 3 and 6); a mask may be one truth for a whole tensor."""
     for name, weight in teacher.items():
-        if mask is None:
-            weight.lerp_(student[name], 1 - active)
+        where = mask[name]
+        if isinstance(where, bool):
+            weight.lerp_(student[name], 1 - (active if where else frozen))
         else:
-            q = 1 - momentum(mask[name], active=active, frozen=frozen)
+            q = 1 - momentum(where, active=active, frozen=frozen)
             weight.lerp_(student[name], q.to(weight.dtype))

@@ -63,8 +63,12 @@ def named(name: str) -> type[Method]:
 def build(
     method: str, adapt: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Method:
-    """A method, or a pair, with its options by full or last name (`sparsity=0.3`)."""
-    kinds = {"method": named(method)} | ({"adapt": named(adapt)} if adapt else {})
+    """A method, or a pair, with its options by full or last name (`sparsity=0.3`).
+
+    In a pair a name that both halves know goes to both, `labelled.pull` or `unlabelled.pull` to
+    one.
+    """
+    kinds = {"labelled": named(method)} | ({"unlabelled": named(adapt)} if adapt else {})
     if adapt and named(adapt).phase not in ("unlabelled", "both"):
         usable = [n for n, kind in METHODS.items() if kind.phase in ("unlabelled", "both")]
         raise BadInput(f"'{adapt}' cannot adapt without labels; --adapt takes {', '.join(usable)}")
@@ -76,7 +80,7 @@ def build(
             (half, path)
             for half, kind in kinds.items()
             for path in kind().settings()
-            if path == name or path.endswith(f".{name}")
+            if f".{half}.{path}".endswith(f".{name}")
         ]
         if not places:
             known = [p.rpartition(".")[2] for kind in kinds.values() for p in kind().settings()]

@@ -1,15 +1,15 @@
 """What a method is: hooks around two loops that the learner owns. The default is fine-tuning.
 
-With labels:     choose → begin_session → (begin_epoch → (loss → step → after_step)*)* → end_session
-                 → (review's loss → step → after_step)*
+With labels:     choose → begin_session → (begin_epoch → (loss → step → after_step)*)* → end_lessons
+                 → (review's loss → step → after_step)* → end_session
 Without labels:  begin_stream → (stream_loss → step → after_stream_step)*
 
 Fields of a method's dataclass are its settings: flags, YAML keys and rows of `dosapp methods`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar, Literal, TypeVar, cast, dataclass_transform
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast, dataclass_transform
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
@@ -45,13 +45,21 @@ class Batch:
     replayed: Tensor  # [B] bool: which rows came from memory
 
 
+class Lessons(Protocol):
+    """One pass over a session's batches, read one by one."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
 @dataclass(frozen=True)
 class Review:
     """More steps after the lessons, with a selection and a loss of their own."""
 
     steps: int
     selection: Selection
-    loss: Callable[[Student, Batch, int], Tensor]  # the last is the step, from 0
+    loss: Callable[[Student, Callable[[], Batch], int], Tensor]  # a batch if wanted; step from 0
 
 
 @dataclass(frozen=True)
@@ -100,14 +108,14 @@ class Method:
     def check(self, student: Student, session: Session) -> None:
         """Before anything of a session is learned: say what is missing, in one sentence."""
 
-    def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
+    def choose(self, student: Student, lessons: Lessons) -> Selection:
         """Which weights may move in this session; `lessons` is one pass over its batches."""
         return Selection(tuple(student.net.towers()))
 
     def begin_session(self, student: Student, session: Session) -> None:
         """The selection is made, nothing has moved yet."""
 
-    def begin_epoch(self, student: Student, epoch: int, lessons: Iterable[Batch]) -> None:
+    def begin_epoch(self, student: Student, epoch: int, lessons: Lessons) -> None:
         """Before each pass over the lessons; `lessons` is one such pass, to look at."""
 
     def loss(self, student: Student, batch: Batch) -> Tensor:
@@ -115,7 +123,11 @@ class Method:
 
     def after_step(self, student: Student) -> None: ...
 
-    def end_session(self, student: Student, session: Session) -> None: ...
+    def end_lessons(self, student: Student, session: Session) -> None:
+        """The lessons are over; reviews follow."""
+
+    def end_session(self, student: Student, session: Session) -> None:
+        """Everything of the session has been taught."""
 
     def reviews(self, student: Student, per_epoch: int) -> Sequence[Review]:
         """Stages after the lessons; `per_epoch` batches are one pass over these."""
@@ -195,14 +207,14 @@ class Then(Method):
         self.labelled.check(student, session)
         self.unlabelled.check(student, session)
 
-    def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
+    def choose(self, student: Student, lessons: Lessons) -> Selection:
         return self.labelled.choose(student, lessons)
 
     def begin_session(self, student: Student, session: Session) -> None:
         self.labelled.begin_session(student, session)
         self.unlabelled.begin_session(student, session)
 
-    def begin_epoch(self, student: Student, epoch: int, lessons: Iterable[Batch]) -> None:
+    def begin_epoch(self, student: Student, epoch: int, lessons: Lessons) -> None:
         self.labelled.begin_epoch(student, epoch, lessons)
         self.unlabelled.begin_epoch(student, epoch, ())
 
@@ -212,6 +224,10 @@ class Then(Method):
     def after_step(self, student: Student) -> None:
         self.labelled.after_step(student)
         self.unlabelled.after_step(student)
+
+    def end_lessons(self, student: Student, session: Session) -> None:
+        self.labelled.end_lessons(student, session)
+        self.unlabelled.end_lessons(student, session)
 
     def end_session(self, student: Student, session: Session) -> None:
         self.labelled.end_session(student, session)

@@ -3,11 +3,13 @@
 A student learns a sparse set of weights; a teacher follows it with two momenta, one for the weights
 that move and a slower one for those that do not. With labels, the student learns the task. Without,
 it learns from whichever of the two is surer of each image. After another learner
-(`FLYP().then(DoSAPP())`) the teacher follows that learner's weights instead.
+(`FLYP().then(DoSAPP())`) the teacher follows that learner's weights instead; if those are masked,
+their union is cut back to DoSAPP's own sparsity.
 """
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Literal, get_args
 
 import torch
@@ -18,7 +20,7 @@ from dosapp.backbones.base import Backbone
 from dosapp.core.losses import clip_loss
 from dosapp.core.masks import Combine, Scores, top_fraction, united
 from dosapp.core.pseudo import LABELLERS
-from dosapp.methods.base import Ability, Batch, Guess, Method, State, settings
+from dosapp.methods.base import Ability, Guess, Lessons, Method, State, settings
 from dosapp.methods.spu import SPU
 from dosapp.storage import under
 from dosapp.streams import Session
@@ -64,7 +66,7 @@ class DoSAPP(Method):
 
     # Phase 1, with labels
 
-    def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:  # line 3
+    def choose(self, student: Student, lessons: Lessons) -> Selection:  # line 3
         return self.learner.choose(student, lessons)
 
     def begin_session(self, student: Student, session: Session) -> None:
@@ -76,12 +78,14 @@ class DoSAPP(Method):
         if self.smoothing.interval == "step":
             self._follow(student, self.smoothing.gamma)
 
-    def begin_epoch(self, student: Student, epoch: int, lessons: Iterable[Batch]) -> None:
+    def begin_epoch(self, student: Student, epoch: int, lessons: Lessons) -> None:
         if self.smoothing.interval == "epoch" and epoch > 0:
             self._follow(student, self.smoothing.gamma)
 
     def end_session(self, student: Student, session: Session) -> None:
-        if self.smoothing.interval in ("epoch", "session"):
+        if student.replaced:  # the learner has put other weights in place (ZSCL's average)
+            student.catch_up(self.teacher)
+        elif self.smoothing.interval in ("epoch", "session"):
             self._follow(student, self.smoothing.gamma)
 
     # Phase 2, without: each image is seen once
@@ -90,7 +94,7 @@ class DoSAPP(Method):
         chosen = student.chosen
         if self.stream_mask == "union" and self.best:
             mask = top_fraction(self.best, self.learner.sparsity, self.learner.scope)
-            chosen = Selection(tuple(mask), mask)
+            chosen = replace(chosen, mask={**(chosen.mask or {}), **mask}, scores=None)
         student.train_only(chosen)
 
     def stream_loss(self, student: Student, pixels: Tensor) -> Guess:  # lines 11 to 18

@@ -6,7 +6,7 @@ each session's lessons, then lower the entropy of sure images near what the froz
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -82,8 +82,9 @@ class EcoTTA(Method):
         return Selection(tuple(within(student.net, Meta).extra))
 
     def reviews(self, student: Student, per_epoch: int) -> Sequence[Review]:
-        def loss(student: Student, batch: Batch, step: int) -> Tensor:
-            return cross_entropy(student.image_logits(batch.pixels), batch.labels)
+        def loss(student: Student, batch: Callable[[], Batch], step: int) -> Tensor:
+            lesson = batch()
+            return cross_entropy(student.image_logits(lesson.pixels), lesson.labels)
 
         return [Review(self.warmup * per_epoch, self.selection(student), loss)]
 

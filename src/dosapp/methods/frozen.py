@@ -1,8 +1,6 @@
 """CLIP as it is: the floor of every table."""
 
-from collections.abc import Iterable
-
-from dosapp.methods.base import Batch, Method, settings
+from dosapp.methods.base import Lessons, Method, settings
 from dosapp.student import Selection, Student
 
 
@@ -12,5 +10,5 @@ class ZeroShot(Method):
     reference = "Radford et al., 2021"
     phase = "none"
 
-    def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
+    def choose(self, student: Student, lessons: Lessons) -> Selection:
         return Selection()

@@ -5,7 +5,7 @@ are CLIP's own, over frozen captions, instead of a linear head. In a session onl
 told apart; replayed pictures are told apart from all.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -19,7 +19,7 @@ from dosapp.backbones.base import Backbone, Insert
 from dosapp.core.chance import torch_chance
 from dosapp.core.losses import class_loss
 from dosapp.errors import BadInput
-from dosapp.methods.base import Batch, Method, State, settings
+from dosapp.methods.base import Batch, Lessons, Method, State, settings
 from dosapp.streams import Session
 from dosapp.student import Selection, Student
 
@@ -32,10 +32,10 @@ def uniform(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 class Keyed(Added):
-    """Prompts with keys. `pull`: how near the keys in use were to the last batch's queries."""
+    """Prompts with keys. `near [B]`: how near the keys in use were to the last batch's queries."""
 
     keys: str  # the name of their tensor
-    pull: Tensor
+    near: Tensor
 
     def query(self, pixels: Tensor) -> Tensor:
         """Features `[B, D]` without any prompt."""
@@ -74,7 +74,7 @@ class Pool(Keyed):
     def pool_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
         likeness = self.likeness(self.query(pixels))
         found = self.nearest(likeness)
-        self.pull = likeness.gather(1, found).sum(dim=1).mean()
+        self.near = likeness.gather(1, found).sum(dim=1)
         prompts = self.extra["l2p.prompts"][found].flatten(1, 2)  # [B, take · length, W]
         return self.inner.pool_image(pixels, replace(insert or Insert(), prompts=prompts))
 
@@ -112,7 +112,7 @@ class Prefixes(Keyed):
         row = likeness.argmax(dim=1)
         if self.route.teaching:
             row = torch.full_like(row, self.route.known - 1)
-        self.pull = likeness.gather(1, row[:, None]).mean()
+        self.near = likeness.gather(1, row[:, None]).squeeze(1)
         shared = self.extra["dualprompt.general"][:, :, None].expand(-1, -1, len(pixels), -1, -1)
         mine = self.extra["dualprompt.expert"][row].permute(1, 2, 0, 3, 4)  # [blocks, 2, B, P, W]
         prefixes = dict(zip((*self.general, *self.expert), (*shared, *mine), strict=True))
@@ -133,7 +133,7 @@ class Prompted(Method):
     def start(self, student: Student) -> None:
         self.current = torch.zeros(0, dtype=torch.long)  # classes of the session
 
-    def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
+    def choose(self, student: Student, lessons: Lessons) -> Selection:
         return Selection(tuple(self.prompts(student).extra))
 
     def begin_session(self, student: Student, session: Session) -> None:
@@ -144,7 +144,8 @@ class Prompted(Method):
         allowed = batch.replayed[:, None].repeat(1, logits.shape[1])
         allowed[:, self.current] = True
         loss = class_loss(logits, batch.labels, allowed)
-        return loss - self.pull * self.prompts(student).pull
+        near = self.prompts(student).near[~batch.replayed]  # a set's key is for its own session
+        return loss - self.pull * near.mean()
 
     def tensors(self) -> State:
         return {"current": self.current}
@@ -194,7 +195,7 @@ class DualPrompt(Prompted):
                 f"{known + 1}; start again with --set pool={2 * self.pool}"
             )
 
-    def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
+    def choose(self, student: Student, lessons: Lessons) -> Selection:
         """The general prefixes, and the new session's row of the others."""
         prompts = self.prompts(student)
         row, mask = self.route.known, {}
@@ -212,7 +213,7 @@ class DualPrompt(Prompted):
             student.assign({"dualprompt.expert": sets})
         self.route.known, self.route.teaching = row + 1, True
 
-    def end_session(self, student: Student, session: Session) -> None:
+    def end_lessons(self, student: Student, session: Session) -> None:
         self.route.teaching = False
 
     def tensors(self) -> State:

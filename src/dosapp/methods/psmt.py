@@ -77,11 +77,14 @@ class PSMT(Taught):
 def least(
     information: Mapping[str, Tensor], mask: Mapping[str, Tensor], share: float
 ) -> dict[str, Tensor]:
-    """Where the information is among the lowest share of all entries that may move."""
-    movable = {n: mask.get(n, torch.ones_like(f, dtype=torch.bool)) for n, f in information.items()}
-    if not movable:
+    """Where the information is among the lowest share of the entries that moved.
+
+    Entries without any (words nobody said) did not move: they would fill the share for nothing.
+    """
+    moved = {n: mask.get(n, torch.tensor(True)) & (f > 0) for n, f in information.items()}
+    every = torch.cat([information[n][where] for n, where in moved.items()] or [torch.zeros(0)])
+    count = round(share * len(every))
+    if not count:
         return {}
-    every = torch.cat([information[n][where] for n, where in movable.items()])
-    place = max(1, round(share * len(every)))
-    threshold = every.kthvalue(place).values
-    return {n: where & (information[n] < threshold) for n, where in movable.items()}
+    threshold = every.kthvalue(count).values
+    return {n: where & (information[n] <= threshold) for n, where in moved.items()}

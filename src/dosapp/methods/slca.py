@@ -5,7 +5,7 @@ features drawn from a Gaussian per class instead of from pictures: means and cov
 pictures are not.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from dosapp.core.gaussian import Gaussians
-from dosapp.methods.base import Batch, Method, Review, State, settings
+from dosapp.methods.base import Batch, Lessons, Method, Review, State, settings
 from dosapp.streams import Session
 from dosapp.student import Selection, Student
 
@@ -35,14 +35,17 @@ class SLCA(Method):
         self.classes = Gaussians()
         self.sessions = 0
 
-    def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
+    def check(self, student: Student, session: Session) -> None:
+        session.taught("slca has no statistics of it")
+
+    def choose(self, student: Student, lessons: Lessons) -> Selection:
         rates = dict.fromkeys(student.net.projections(), self.fast)
         return Selection(tuple(student.net.towers()), rates=rates)
 
     def begin_session(self, student: Student, session: Session) -> None:
         self.sessions += 1
 
-    def end_session(self, student: Student, session: Session) -> None:
+    def end_lessons(self, student: Student, session: Session) -> None:
         """Mean and covariance of each class's features before the projection `[n, W]`."""
         with torch.no_grad():
             features = torch.cat([student.net.pool_image(x) for x in session.train.batches(64)])
@@ -59,7 +62,7 @@ class SLCA(Method):
         steps = self.passes * len(student.classes)
         return [Review(steps, Selection(names, rates=rates), self.aligned)]
 
-    def aligned(self, student: Student, batch: Batch, step: int) -> Tensor:
+    def aligned(self, student: Student, batch: Callable[[], Batch], step: int) -> Tensor:
         """Tell drawn features of all classes apart; no picture is looked at."""
         drawn, labels = self.classes.draw(
             self.samples, self.sessions, student.chance("alignment", step)
@@ -67,7 +70,7 @@ class SLCA(Method):
         logits = student.net.project_image(drawn) @ student.captions().T  # cosines [N, C]
         groups = self.classes.sessions()  # [C]
         norms = [logits[:, groups == s].norm(dim=1) for s in groups.unique()]
-        scale = torch.stack(norms).mean(dim=0).detach()[:, None]
+        scale = torch.stack(norms).mean(dim=0)[:, None]
         return cross_entropy(logits / scale.clamp(min=1e-6) / self.temperature, labels)
 
     def tensors(self) -> State:

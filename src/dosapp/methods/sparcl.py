@@ -4,15 +4,14 @@ In every linear layer of both towers the entries with the largest |weight| + ½ 
 mask is chosen again every few epochs; at first a part of it is given to entries drawn at random.
 """
 
-from collections.abc import Iterable
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from dosapp.core.masks import Mask, share, top_fraction
-from dosapp.methods.base import Batch, Method, settings
+from dosapp.core.masks import Mask, Scores, share, top_fraction
+from dosapp.methods.base import Lessons, Method, settings
 from dosapp.student import Selection, Student
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -32,18 +31,21 @@ class SparCL(Method):
         if self.kept > self.density:
             raise ValueError(f"cannot keep {self.kept:g} in a mask of {self.density:g}")
 
-    def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
-        mask = self.mask(student, 0, lessons)
-        return Selection(tuple(mask), mask)
+    def choose(self, student: Student, lessons: Lessons) -> Selection:
+        importance = self.importance(student, lessons)
+        mask = self.mask(student, 0, importance)
+        return Selection(tuple(mask), mask, importance)
 
-    def begin_epoch(self, student: Student, epoch: int, lessons: Iterable[Batch]) -> None:
+    def begin_epoch(self, student: Student, epoch: int, lessons: Lessons) -> None:
         if epoch > 0 and epoch % self.every == 0:
-            student.remask(self.mask(student, epoch, lessons))
+            student.remask(self.mask(student, epoch, self.importance(student, lessons)))
 
-    def mask(self, student: Student, epoch: int, lessons: Iterable[Batch]) -> Mask:
+    def importance(self, student: Student, lessons: Lessons) -> Scores:
         weights = student.net.matrices()
         wanting = student.scores(weights, (self.loss(student, batch) for batch in lessons))
-        importance = {n: w.detach().abs() + self.gradient * wanting[n] for n, w in weights.items()}
+        return {n: w.detach().abs() + self.gradient * wanting[n] for n, w in weights.items()}
+
+    def mask(self, student: Student, epoch: int, importance: Scores) -> Mask:
         first = epoch < self.every
         mask = top_fraction(importance, self.kept if first else self.density)
         return {n: grown(m, self.density, student.chance(n, epoch)) for n, m in mask.items()}

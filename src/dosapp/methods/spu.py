@@ -1,13 +1,13 @@
 """Learn only the weights of the first MLP layers whose gradient is largest."""
 
-from collections.abc import Iterable
+from itertools import islice
 from typing import Annotated, Literal
 
 from pydantic import Field
 from torch import Tensor
 
 from dosapp.core.masks import Scope, top_fraction
-from dosapp.methods.base import Batch, Method, settings
+from dosapp.methods.base import Batch, Lessons, Method, settings
 from dosapp.student import Selection, Student
 
 Share = Annotated[float, Field(gt=0, le=1, description="share of the candidates that moves, c")]
@@ -24,16 +24,14 @@ class SPU(Method):
     weights: Literal["first_mlp", "all"] = "first_mlp"
     scope: Scope = "tensor"
     output_norm: bool = False  # score by ‖logits‖², as the released code, not by the CLIP loss
-    quarter: bool = False  # stop scoring after a quarter of the lessons, as the released code
+    quarter: bool = False  # score on a quarter of the lessons, the least the released code takes
     beside: Beside = "nothing"  # docs/paper-notes.md#spu
 
-    def choose(self, student: Student, lessons: Iterable[Batch]) -> Selection:
+    def choose(self, student: Student, lessons: Lessons) -> Selection:
         if self.weights == "all":
             return Selection(tuple(student.net.towers()))
-        batches = list(lessons) if self.quarter else lessons
-        if isinstance(batches, list):
-            batches = batches[: -(-len(batches) // 4)]
-        losses = (self.score(student, batch) for batch in batches)
+        count = -(-len(lessons) // 4) if self.quarter else len(lessons)
+        losses = (self.score(student, batch) for batch in islice(lessons, count))
         scores = student.scores(student.net.first_mlp(), losses)
         mask = top_fraction(scores, self.sparsity, self.scope)
         whole = tuple(student.net.beside_first_mlp()) if self.beside != "nothing" else ()

@@ -77,7 +77,7 @@ class ZSCL(Method):
             student.smooth(self.average, active=share, frozen=share)
             self.samples += 1
 
-    def end_session(self, student: Student, session: Session) -> None:
+    def end_lessons(self, student: Student, session: Session) -> None:
         if self.every:  # the average is the model from here on
             averaged = self.average.weights()
             student.assign({n: averaged[n] for n in student.selection.names})
