@@ -257,7 +257,7 @@ class TestPSMT:
 
     def test_entries_without_a_gradient_do_not_fill_the_share(self, adapting) -> None:
         """After FLYP some words' embeddings have none: more than the share that goes back."""
-        learner, method, pixels = adapting("psmt", "flyp")
+        learner, _, pixels = adapting("psmt", "flyp")
         learner.adapt(pixels)
         grads = {n: g.square() for n, g in learner.student.gradients().items()}
         none = sum(int((g == 0).sum()) for g in grads.values())

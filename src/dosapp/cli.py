@@ -233,10 +233,17 @@ def pretrain(
 @app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="one method, with all its settings")] = None,
+    abilities: Annotated[bool, typer.Option(help="the paper's table of who can do what")] = False,
     as_json: Json = False,
 ) -> None:
     """What can learn, and what can adapt."""
     from dosapp.methods import METHODS
+
+    if abilities:
+        from dosapp.report.tables import abilities as table
+
+        print(table(), end="")
+        return
 
     if name is not None and name not in METHODS:
         raise unknown("method", name, METHODS, "dosapp methods")

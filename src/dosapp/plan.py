@@ -80,21 +80,22 @@ def _order(path: Path | None) -> tuple[list[str] | None, list[list[str]] | None]
     return [line.strip() for line in lines if line.strip()], None
 
 
-def label(settings: RunSettings) -> str:
-    """How a table calls a run."""
+def title(method: str) -> str:
+    """How a table calls a method."""
     special = {
         "self-training": "D^u",
         "zero-shot": "zero-shot",
         "spu-released": "SPU as released",
         "dss-style": "DSS-style",
     }
+    return special.get(method, named(method).__name__)
 
-    def said(name: str) -> str:
-        return special.get(name, named(name).__name__)
 
-    text = said(settings.method)
+def label(settings: RunSettings) -> str:
+    """How a table calls a run."""
+    text = title(settings.method)
     if settings.adapt:
-        text += f" + {said(settings.adapt)}"
+        text += f" + {title(settings.adapt)}"
     if settings.method == "dosapp" and not settings.stream:
         text += " without TTL"
     if settings.options:

@@ -3,11 +3,14 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from dosapp.errors import unknown
+from dosapp.methods import METHODS
+from dosapp.methods.base import Ability
+from dosapp.plan import title
 from dosapp.result import Result
 from dosapp.settings import RunSettings
 
@@ -160,6 +163,16 @@ def _spread(values: list[float], sign: str = "", digits: int | None = None) -> s
         digits = 1 if abs(np.mean(values)) >= 1 or sign else 2
     text = f"{np.mean(values):{sign}.{digits}f}"
     return text + (f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else "")
+
+
+def abilities() -> str:
+    """The paper's comparison of methods that adapt, from the registry."""
+    columns = get_args(Ability)
+    lines = [["method", *columns], ["---"] * (len(columns) + 1)]
+    for name, kind in METHODS.items():
+        if kind.abilities is not None:
+            lines.append([title(name), *("yes" if c in kind.abilities else "–" for c in columns)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def footnote(columns: Iterable[str] = COLUMNS) -> str:
