@@ -1,4 +1,5 @@
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from dosapp.backbones.clip import Clip, load
 from dosapp.settings import LearnerSettings, RunSettings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the hub
+os.environ["DOSAPP_CACHE"] = tempfile.mkdtemp(prefix="dosapp-tests-")  # never the user's
 torch.set_num_threads(1)
 
 SHARED = Path(__file__).parents[2] / "shared"

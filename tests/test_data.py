@@ -115,7 +115,9 @@ class TestBadData:
         broken = tmp_path / "cat" / "2.png"
         broken.write_bytes(broken.read_bytes()[:40])
         data = own_data(tmp_path, prepare)
-        part = next(p for p in (data.train, data.test) if broken in p.pictures.paths)
+        part = next(
+            p for p in (data.train, data.test) if broken in [q.path for q in p.pictures.places]
+        )
         with pytest.raises(BadInput, match=r"2\.png' cannot be read"):
             part.pictures.read(range(len(part.labels)))
 

@@ -289,8 +289,11 @@ def methods(
 def datasets(as_json: Json = False) -> None:
     """What can be learned from."""
     from dosapp.data import DOMAINS
+    from dosapp.data.known import described
 
-    facts = {d.name: {"classes": d.benchmark, "idea": d.idea} for d in DOMAINS.values()}
+    facts: dict[str, dict[str, Any]] = {
+        d.name: {"classes": d.benchmark, "idea": d.idea} for d in DOMAINS.values()
+    } | described()
     if as_json:
         print(json.dumps(facts, indent=1))
         return

@@ -37,7 +37,9 @@ def open_stream(settings: RunSettings, net: Backbone) -> Stream:
     order, groups = _order(s.class_order)
     parts = []
     for name in s.data.split("+"):
-        dataset = load_dataset(name, net, train=s.train_images, test=s.test_images)
+        dataset = load_dataset(
+            name, net, train=s.train_images, test=s.test_images, data_dir=s.data_dir
+        )
         if s.classes is not None:
             dataset = first_classes(dataset, s.classes)
         parts.append(split(dataset, groups or s.tasks, seed=s.seed, order=order))

@@ -79,6 +79,10 @@ class Added:
             mine = self.extra[name].detach().clone()
             self.extra[name] = nn.Parameter(mine, requires_grad=False)
 
+    @property
+    def preparation(self) -> str:
+        return self.inner.preparation
+
     def picture(self, image: Image.Image) -> Tensor:
         return self.inner.picture(image)
 

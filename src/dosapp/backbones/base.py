@@ -96,6 +96,10 @@ class Backbone(Protocol):
     def own(self, names: Collection[str]) -> None:
         """Stop sharing these: copy them, so that they no longer move with the other's."""
 
+    @property
+    def preparation(self) -> str:
+        """What decides how `picture` prepares an image, in words that can be compared."""
+
     def picture(self, image: Image.Image) -> Tensor:
         """Resize and crop as the model was trained; `uint8 [3, pixels, pixels]`."""
 

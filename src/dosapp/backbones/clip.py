@@ -194,6 +194,11 @@ class Clip:
 
     # Pictures
 
+    @property
+    def preparation(self) -> str:
+        said = {k: v for k, v in self.processing.items() if k in ("size", "resample")}
+        return json.dumps([self.pixels, said], sort_keys=True)
+
     def picture(self, image: Image.Image) -> Tensor:
         """Shorter side to `size`, centre crop, RGB: the processor file's settings, with Pillow."""
         settings = self.processing

@@ -1,12 +1,17 @@
-"""Datasets by name. A generated one is drawn, anything else is a place on disk."""
+"""Datasets by name: generated, one of the paper's, or a place on disk."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from dosapp.backbones.base import Backbone
-from dosapp.data.base import Dataset
+from dosapp.data.base import Dataset, Part
+from dosapp.data.decoded import Decoded, cache_folder
+from dosapp.data.files import Files
 from dosapp.data.folder import own_data
 from dosapp.data.generated import Domain
+from dosapp.data.hub import hub_data
+from dosapp.data.known import KNOWN, known_data
 from dosapp.data.shapes import SHAPES
 from dosapp.data.signs import SIGNS
 from dosapp.errors import unknown
@@ -20,10 +25,27 @@ def load_dataset(
     *,
     train: int | None = None,
     test: int | None = None,
+    data_dir: Path | None = None,
 ) -> Dataset:
-    """`shapes`, `signs`, or the path of a folder or CSV; pictures at the backbone's size."""
+    """A generated set, one of the paper's, or the path of one's own; pictures at the backbone's
+    size, decoded once for all runs."""
     if name in DOMAINS:
         return DOMAINS[name].dataset(net.pixels, train=train or 40, test=test or 40)
+    if name in KNOWN:
+        local = known_data(name, data_dir, net.picture) if data_dir else None
+        return _decoded(local, net) if local else hub_data(name, net.picture)
     if not name or (not Path(name).exists() and "/" not in name and "." not in name):
-        raise unknown("dataset", name, DOMAINS, "dosapp datasets; or give a path that exists")
-    return own_data(Path(name), net.picture)
+        raise unknown("dataset", name, [*DOMAINS, *KNOWN], "dosapp datasets; or a path that exists")
+    return _decoded(own_data(Path(name), net.picture), net)
+
+
+def _decoded(dataset: Dataset, net: Backbone) -> Dataset:
+    """With its files behind a memory map."""
+
+    def mapped(part: Part) -> Part:
+        if not isinstance(part.pictures, Files):
+            return part
+        folder = cache_folder() / "pictures"
+        return replace(part, pictures=Decoded(part.pictures, net.preparation, folder))
+
+    return replace(dataset, train=mapped(dataset.train), test=mapped(dataset.test))

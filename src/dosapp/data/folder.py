@@ -1,129 +1,89 @@
-"""One's own pictures: a folder of class folders, or a CSV of path,label[,split].
+"""One's own pictures, in folders, tar archives or lists.
 
 ROOT/train/CLASS/*  and  ROOT/test/CLASS/*       as they are
 ROOT/CLASS/*                                     a third of each class becomes the test part
+either of them as one uncompressed ROOT.tar
+ROOT/*.tar with KEY.jpg beside KEY.cls           WebDataset shards; `test` or `val` in a name splits
 FILE.csv with columns path, label and perhaps split (train or test)
 """
 
 import csv
-import hashlib
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+import json
 from pathlib import Path
 
 import numpy as np
-import torch
-from PIL import Image
-from torch import Tensor
 
 from dosapp.core.chance import chance
-from dosapp.data.base import Dataset, Part, Prompts, Rows
+from dosapp.data.base import Dataset, Part, Prompts
+from dosapp.data.files import SUFFIXES, Files, Place, Prepare, Tree, tree
 from dosapp.errors import BadInput
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".webp", ".tif", ".tiff"}
-Prepare = Callable[[Image.Image], Tensor]
-Found = list[tuple[Path, str]]  # file, class name
-
-
-@dataclass(frozen=True)
-class Files:
-    """Pictures on disk, decoded when first read and kept as uint8."""
-
-    paths: tuple[Path, ...]
-    root: Path
-    prepare: Prepare
-    workers: int = 2
-    _decoded: dict[int, Tensor] = field(default_factory=dict, repr=False)
-    _keys: dict[int, str] = field(default_factory=dict, repr=False)
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def read(self, rows: Sequence[int] | Rows) -> Tensor:
-        wanted = [int(row) for row in rows]
-        new = [row for row in wanted if row not in self._decoded]
-        with ThreadPoolExecutor(self.workers) as pool:  # Pillow decodes outside the lock
-            self._decoded.update(zip(new, pool.map(self._decode, new), strict=True))
-        return torch.stack([self._decoded[row] for row in wanted])
-
-    def _decode(self, row: int) -> Tensor:
-        return self.prepare(open_image(self.paths[row]))
-
-    def check(self) -> None:
-        self.read(range(len(self)))
-
-    def key(self, row: int) -> str:
-        """Where it is and what is in it: the same name with other bytes is another picture."""
-        if row not in self._keys:
-            path = self.paths[row]
-            try:
-                content = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-            except OSError as error:
-                raise BadInput(f"image '{path}' cannot be read ({error.strerror})") from error
-            self._keys[row] = f"{os.path.relpath(path, self.root)}:{content}"
-        return self._keys[row]
-
-
-def open_image(path: Path) -> Image.Image:
-    try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
-    except FileNotFoundError as error:
-        raise BadInput(f"image '{path}' does not exist") from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise BadInput(f"image '{path}' cannot be read ({error}); replace or remove it") from error
+Found = list[tuple[Place, str]]  # picture, class name
 
 
 def own_data(place: Path, prepare: Prepare, prompts: Prompts | None = None) -> Dataset:
     if not place.exists():
         raise BadInput(f"data '{place}' does not exist; give a folder of class folders or a CSV")
-    train, test = _from_csv(place) if place.is_file() else _from_folder(place)
+    train, test = found_in(place)
     names = sorted({name for _, name in train} | {name for _, name in test})
     root = place if place.is_dir() else place.parent
     return Dataset(
         name=place.stem,
         classes=tuple(_readable(name) for name in names),
-        train=_part(train, names, root, prepare),
-        test=_part(test, names, root, prepare),
+        train=part(train, names, root, prepare),
+        test=part(test, names, root, prepare),
         prompts=prompts or Prompts(),
     )
+
+
+def found_in(place: Path) -> tuple[Found, Found]:
+    """Training and test pictures with their class names, whatever the layout."""
+    if place.is_file() and place.suffix != ".tar":
+        return _from_csv(place)
+    names = tree(place)
+    shards = {n: p for n, p in names.items() if n.endswith(".tar")}
+    if shards or _is_shard(names):
+        return _from_shards(shards or {place.name: Place(place)})
+    return from_folders(names, place)
+
+
+def part(found: Found, names: list[str], root: Path, prepare: Prepare) -> Part:
+    position = {name: n for n, name in enumerate(names)}
+    labels = np.array([position[name] for _, name in found], dtype=np.int64)
+    return Part(Files(tuple(place for place, _ in found), root, prepare), labels)
 
 
 def _readable(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _part(found: Found, names: list[str], root: Path, prepare: Prepare) -> Part:
-    labels = np.array([names.index(name) for _, name in found], dtype=np.int64)
-    return Part(Files(tuple(path for path, _ in found), root, prepare), labels)
+def from_folders(names: Tree, root: Path) -> tuple[Found, Found]:
+    tops = {name.partition("/")[0] for name in names if "/" in name}
+    if not {"train", "test"} <= tops:
+        return _thirds(_classes(names, root))
+    train, test = (
+        _classes({n.removeprefix(f"{s}/"): p for n, p in names.items() if n.startswith(f"{s}/")},
+                 root / s)
+        for s in ("train", "test")
+    )  # fmt: skip
+    lonely = {name for _, name in train} ^ {name for _, name in test}
+    if lonely:
+        raise BadInput(
+            f"class '{min(lonely)}' of '{root}' is in only one of train and test; "
+            "both need every class"
+        )
+    return train, test
 
 
-def _from_folder(root: Path) -> tuple[Found, Found]:
-    if (root / "train").is_dir() and (root / "test").is_dir():
-        train, test = _classes(root / "train"), _classes(root / "test")
-        lonely = {name for _, name in train} ^ {name for _, name in test}
-        if lonely:
-            raise BadInput(
-                f"class '{min(lonely)}' of '{root}' is in only one of train and test; "
-                "both need every class"
-            )
-        return train, test
-    return _thirds(_classes(root))
-
-
-def _classes(root: Path) -> Found:
-    folders = sorted(path for path in root.iterdir() if path.is_dir())
+def _classes(names: Tree, root: Path) -> Found:
     found = [
-        (file, folder.name)
-        for folder in folders
-        for file in sorted(folder.rglob("*"))
-        if file.suffix.lower() in SUFFIXES
+        (place, name.partition("/")[0])
+        for name, place in names.items()
+        if "/" in name and place.suffix in SUFFIXES
     ]
     if not found:
         raise BadInput(f"'{root}' has no class folders with images; put one folder per class in it")
-    return found
+    return sorted(found, key=lambda item: item[1])
 
 
 def _thirds(found: Found) -> tuple[Found, Found]:
@@ -139,6 +99,43 @@ def _thirds(found: Found) -> tuple[Found, Found]:
     return train, test
 
 
+# WebDataset: KEY.jpg and KEY.cls (or KEY.txt, or "label" in KEY.json) with the same KEY
+
+
+def _is_shard(names: Tree) -> bool:
+    return any(name.endswith((".cls", ".cls.txt")) for name in names)
+
+
+def _from_shards(shards: Tree) -> tuple[Found, Found]:
+    train: Found = []
+    test: Found = []
+    for name, place in sorted(shards.items()):
+        into = test if any(word in Path(name).name for word in ("test", "val")) else train
+        into += _pairs(tree(place.path), place.path)
+    return (train, test) if test else _thirds(train)
+
+
+def _pairs(names: Tree, shard: Path) -> Found:
+    labels: dict[str, str] = {}
+    for name, place in names.items():
+        key, _, kind = name.partition(".")
+        if kind in ("cls", "txt", "cls.txt"):
+            labels[key] = place.read().decode().strip()
+        elif kind == "json":
+            said = json.loads(place.read())
+            labels.setdefault(key, str(said.get("label", said.get("class", ""))))
+    found = []
+    for name, place in names.items():
+        if place.suffix in SUFFIXES:
+            label = labels.get(name.partition(".")[0])
+            if not label:
+                raise BadInput(f"'{shard}' has a picture '{name}' without a .cls beside it")
+            found.append((place, label))
+    if not found:
+        raise BadInput(f"'{shard}' has no pictures in it")
+    return found
+
+
 def _from_csv(path: Path) -> tuple[Found, Found]:
     try:
         with path.open(newline="") as file:
@@ -149,7 +146,7 @@ def _from_csv(path: Path) -> tuple[Found, Found]:
         raise BadInput(f"'{path}' needs a header with the columns path and label, and some rows")
     if not all(row["path"] and row["label"] for row in rows):
         raise BadInput(f"'{path}' has a row without a path or a label; every picture needs both")
-    found = [(path.parent / row["path"], row["label"]) for row in rows]
+    found = [(Place(path.parent / row["path"]), row["label"]) for row in rows]
     splits = [row.get("split") for row in rows]
     if not any(splits):
         return _thirds(found)

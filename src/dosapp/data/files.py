@@ -1,0 +1,124 @@
+"""Pictures on disk: files in folders, and members of tar archives, which are never unpacked."""
+
+import hashlib
+import io
+import os
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dosapp.data.base import Rows
+from dosapp.errors import BadInput
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".webp", ".tif", ".tiff"}
+Prepare = Callable[[Image.Image], Tensor]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where bytes are: a file, or a stretch of a tar archive."""
+
+    path: Path
+    member: str = ""
+    start: int = 0
+    size: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.member}" if self.member else str(self.path)
+
+    @property
+    def suffix(self) -> str:
+        return Path(self.member or self.path).suffix.lower()
+
+    def read(self) -> bytes:
+        if not self.member:
+            return self.path.read_bytes()
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            return file.read(self.size)
+
+    def name(self, root: Path) -> str:
+        """The same on every machine that has the same folder."""
+        return self.member or Path(os.path.relpath(self.path, root)).as_posix()
+
+
+Tree = Mapping[str, Place]  # relative name → where it is
+
+
+def tree(root: Path) -> Tree:
+    """Everything in a folder or a tar archive; a single folder around it all is looked through."""
+    if root.is_dir():
+        files = sorted(path for path in root.rglob("*") if path.is_file())
+        found = {path.relative_to(root).as_posix(): Place(path) for path in files}
+    else:
+        try:
+            with tarfile.open(root, "r:") as archive:  # uncompressed: members can be found again
+                found = {
+                    m.name.removeprefix("./"): Place(root, m.name, m.offset_data, m.size)
+                    for m in archive
+                    if m.isfile()
+                }
+        except (tarfile.TarError, OSError) as error:
+            raise BadInput(f"'{root}' is not an uncompressed tar archive ({error})") from error
+    tops = {name.partition("/")[0] for name in found}
+    if len(tops) == 1 and any(name.count("/") > 1 for name in found):  # not one class alone
+        found = {name.partition("/")[2]: place for name, place in found.items()}
+    return found
+
+
+@dataclass(frozen=True)
+class Files:
+    """Pictures, decoded when first read and kept as uint8."""
+
+    places: tuple[Place, ...]
+    root: Path
+    prepare: Prepare
+    workers: int = 2
+    _decoded: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    _keys: dict[int, str] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def read(self, rows: Sequence[int] | Rows) -> Tensor:
+        wanted = [int(row) for row in rows]
+        new = [row for row in wanted if row not in self._decoded]
+        with ThreadPoolExecutor(self.workers) as pool:  # Pillow decodes outside the lock
+            self._decoded.update(zip(new, pool.map(self.decode, new), strict=True))
+        return torch.stack([self._decoded[row] for row in wanted])
+
+    def decode(self, row: int) -> Tensor:
+        return self.prepare(open_image(self.places[row]))
+
+    def check(self) -> None:
+        self.read(range(len(self)))
+
+    def key(self, row: int) -> str:
+        """Where it is and what is in it: the same name with other bytes is another picture."""
+        if row not in self._keys:
+            place = self.places[row]
+            try:
+                content = hashlib.sha256(place.read()).hexdigest()[:12]
+            except OSError as error:
+                raise BadInput(f"image '{place}' cannot be read ({error.strerror})") from error
+            self._keys[row] = f"{place.name(self.root)}:{content}"
+        return self._keys[row]
+
+
+def open_image(place: Place) -> Image.Image:
+    try:
+        with Image.open(io.BytesIO(place.read())) as image:
+            return image.convert("RGB")
+    except FileNotFoundError as error:
+        raise BadInput(f"image '{place}' does not exist") from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = str(error).partition(" <")[0]  # Pillow names the buffer; we name the file
+        raise BadInput(
+            f"image '{place}' cannot be read ({reason}); replace or remove it"
+        ) from error

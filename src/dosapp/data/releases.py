@@ -1,0 +1,165 @@
+"""Official releases of the paper's datasets, as they are when unpacked.
+
+Each function says what a release looks like and gives its training and test part, with labels as
+positions in the official class names; None if what lies there is something else.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dosapp.data.base import Part, Pictures, Rows
+from dosapp.data.files import SUFFIXES, Place, Prepare, Tree
+from dosapp.data.folder import Found, part
+from dosapp.errors import BadInput
+
+Parts = tuple[Part, Part]
+Release = Callable[[Tree, Sequence[str], Prepare], Parts | None]
+
+
+def plain(name: str) -> str:
+    """`001.Black_footed_Albatross` and `Black footed Albatross` are one class."""
+    return re.sub(r"[^a-z0-9]", "", re.sub(r"^\d+\.", "", name.lower()))
+
+
+def _at(names: Tree, ending: str) -> Place | None:
+    return next((p for n, p in names.items() if n == ending or n.endswith("/" + ending)), None)
+
+
+def _lines(place: Place) -> list[str]:
+    return [line.strip() for line in place.read().decode().splitlines() if line.strip()]
+
+
+def _parts(halves: Sequence[list[tuple[Place, int]]], prepare: Prepare) -> Parts:
+    made = []
+    for half in halves:
+        files: Found = [(place, str(label)) for place, label in half]
+        top = max(label for _, label in half)
+        root = half[0][0].path.parent
+        made.append(part(files, [str(n) for n in range(top + 1)], root, prepare))
+    return made[0], made[1]
+
+
+def aircraft(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
+    """FGVC-Aircraft: `images_variant_{trainval,test}.txt` beside `images/`."""
+    lists = [_at(names, f"images_variant_{split}.txt") for split in ("trainval", "test")]
+    if None in lists:
+        return None
+    images = {Path(n).stem: p for n, p in names.items() if p.suffix in SUFFIXES}
+    known = [plain(name) for name in classes]
+    halves = []
+    for place in lists:
+        assert place is not None
+        pairs = [line.partition(" ")[::2] for line in _lines(place)]
+        halves.append([(images[number], known.index(plain(name))) for number, name in pairs])
+    return _parts(halves, prepare)
+
+
+def cub(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
+    """CUB-200-2011: three lists by picture number."""
+    wanted = ("images.txt", "image_class_labels.txt", "train_test_split.txt")
+    lists = [_at(names, name) for name in wanted]
+    if None in lists:
+        return None
+    tables = [dict(line.split() for line in _lines(p)) for p in lists if p is not None]
+    paths, labels, taught = tables
+    ends = {"/".join(n.split("/")[-2:]): p for n, p in names.items()}
+    halves: list[list[tuple[Place, int]]] = [[], []]
+    for number, path in paths.items():
+        halves[taught[number] == "0"].append((ends[path], int(labels[number]) - 1))
+    return _parts(halves, prepare)
+
+
+def gtsrb(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
+    """GTSRB: numbered training folders, and a CSV for the final test."""
+    answers = _at(names, "GT-final_test.csv")
+    if answers is None:
+        return None
+    header, *rows = [line.split(";") for line in _lines(answers)]
+    file, label = header.index("Filename"), header.index("ClassId")
+    tests = {Path(n).name: p for n, p in names.items() if "Final_Test" in n}
+    test = [(tests[row[file]], int(row[label])) for row in rows]
+    train = [
+        (p, int(n.split("/")[-2]))
+        for n, p in names.items()
+        if "Training/" in n and p.suffix == ".ppm"
+    ]
+    return _parts([train, test], prepare)
+
+
+def cars(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
+    """Stanford Cars: two MATLAB files of annotations beside `cars_train` and `cars_test`."""
+    lists = [_at(names, f"cars_{end}.mat") for end in ("train_annos", "test_annos_withlabels")]
+    if None in lists:
+        return None
+    try:
+        from scipy.io import loadmat
+    except ImportError as error:
+        raise BadInput("the release of cars needs scipy to be read; pip install scipy") from error
+    halves = []
+    for split, place in zip(("cars_train", "cars_test"), lists, strict=True):
+        assert place is not None
+        images = {Path(n).name: p for n, p in names.items() if f"{split}/" in f"/{n}"}
+        rows = loadmat(place.path, squeeze_me=True)["annotations"]
+        halves.append([(images[str(r["fname"])], int(r["class"]) - 1) for r in rows])
+    return _parts(halves, prepare)
+
+
+def cifar100(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
+    """CIFAR-100, the binary version: 1 + 1 + 3072 bytes a picture. (The Python version is a
+    pickle, which could execute anything.)"""
+    files = [_at(names, f"{split}.bin") for split in ("train", "test")]
+    if None in files:
+        if _at(names, "meta") is not None and _at(names, "train") is not None:
+            raise BadInput("this is CIFAR-100's Python version, a pickle; use the binary version")
+        return None
+    parts = []
+    for place in files:
+        assert place is not None
+        raw = np.frombuffer(place.read(), dtype=np.uint8)
+        if len(raw) % 3074:
+            raise BadInput(f"'{place}' is not CIFAR-100's binary version; its size is {len(raw)}")
+        raw = raw.reshape(-1, 3074)
+        pictures: Pictures = Raw(raw[:, 2:].reshape(-1, 3, 32, 32), Path(str(place)).stem, prepare)
+        parts.append(Part(pictures, raw[:, 1].astype(np.int64)))
+    return parts[0], parts[1]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Pictures that were never encoded, `uint8 [N, 3, H, W]`, prepared when they are read."""
+
+    pixels: np.ndarray
+    title: str
+    prepare: Prepare
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def read(self, rows: Sequence[int] | Rows) -> Tensor:
+        return torch.stack([self.decode(int(row)) for row in rows])
+
+    def decode(self, row: int) -> Tensor:
+        return self.prepare(Image.fromarray(self.pixels[row].transpose(1, 2, 0)))
+
+    def key(self, row: int) -> str:
+        content = hashlib.sha256(self.pixels[row].tobytes()).hexdigest()[:12]
+        return f"{self.title}/{row}:{content}"
+
+    def check(self) -> None: ...
+
+
+RELEASES: Mapping[str, Release] = {
+    "aircraft": aircraft,
+    "cars": cars,
+    "cifar100": cifar100,
+    "cub": cub,
+    "gtsrb": gtsrb,
+}

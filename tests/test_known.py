@@ -1,0 +1,292 @@
+"""The paper's datasets: orders, prompts, every layout they come in, and what is wrong with one."""
+
+import random
+import shutil
+import tarfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from conftest import SHARED, shared_only
+from dosapp.data import KNOWN, load_dataset
+from dosapp.data.decoded import Decoded
+from dosapp.data.known import Known
+from dosapp.errors import BadInput
+from dosapp.streams import split
+
+SIZES = {"aircraft": 100, "cars": 196, "cifar100": 100, "cub": 200, "gtsrb": 43}
+
+
+def paint(place: Path, shade: int) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (9, 8), (shade % 256, 3, 5)).save(place)
+
+
+def folders(root: Path, names: list[str]) -> Path:
+    """A train picture and two test pictures of each class; the shade is the class's position."""
+    for n, name in enumerate(names):
+        paint(root / "train" / name / "0.png", n)
+        for k in range(2):
+            paint(root / "test" / name / f"{k}.png", n)
+    return root
+
+
+@pytest.fixture
+def opened(tiny):
+    """A dataset from a folder, its notes about the number of pictures counted and put aside."""
+
+    def make(name: str, place: Path):
+        with warnings.catch_warnings(record=True) as notes:
+            warnings.simplefilter("always")
+            data = load_dataset(name, tiny, data_dir=place)
+        assert len(notes) == 2
+        assert all("cannot be compared with published ones" in str(n.message) for n in notes)
+        return data
+
+    return make
+
+
+def is_right(data, known: Known) -> None:
+    """Every picture has the label of the class it was painted for."""
+    assert data.classes == known.order
+    for part in (data.train, data.test):
+        pixels = part.pictures.read(range(len(part.labels)))
+        for picture, label in zip(pixels, part.labels, strict=True):
+            shade = known.classes.index(data.classes[label])
+            assert abs(int(picture[0].float().mean()) - shade % 256) <= 1
+
+
+class TestFacts:
+    def test_all_five_with_their_sizes(self) -> None:
+        assert {name: len(Known.named(name).classes) for name in KNOWN} == SIZES
+
+    @pytest.mark.parametrize("name", KNOWN)
+    def test_the_order_is_a_shuffle_by_a_fixed_seed(self, name) -> None:
+        known = Known.named(name)
+        seed = {"aircraft": 0, "cars": 2, "cifar100": 2, "cub": 2, "gtsrb": 1}[name]
+        positions = list(range(SIZES[name]))
+        random.Random(seed).shuffle(positions)
+        assert known.order == tuple(known.classes[n] for n in positions)
+        assert len(set(known.order)) == SIZES[name]
+
+    def test_prompts(self) -> None:
+        counts = {name: len(Known.named(name).templates) for name in KNOWN}
+        assert counts == {"aircraft": 2, "cars": 8, "cifar100": 18, "cub": 1, "gtsrb": 3}
+        assert Known.named("cars").caption == "a photo of a {}"
+        assert Known.named("gtsrb").caption == "a photo of {}"
+
+    def test_ten_tasks_have_the_papers_sizes(self, tmp_path, opened) -> None:
+        data = opened("gtsrb", folders(tmp_path, [f"{n:05}" for n in range(43)]))
+        sizes = [len(task.classes) for task in split(data, 10).tasks]
+        assert sizes == [5, 5, 5, 4, 4, 4, 4, 4, 4, 4]
+
+
+class TestLayouts:
+    def test_class_folders_by_number_name_or_the_releases_name(self, tmp_path, opened) -> None:
+        known = Known.named("gtsrb")
+        for n, names in enumerate(
+            (
+                [f"{n:03}" for n in range(43)],
+                [name.replace(" / ", "_or_").replace("_or_", " - ") for name in known.classes],
+                [name.replace("/", "") for name in known.also],
+            )
+        ):
+            is_right(opened("gtsrb", folders(tmp_path / str(n), names)), known)
+
+    def test_a_tar_of_class_folders_is_read_without_unpacking(self, tmp_path, opened) -> None:
+        folders(tmp_path / "gtsrb", [f"{n:03}" for n in range(43)])
+        with tarfile.open(tmp_path / "gtsrb.tar", "w") as archive:
+            archive.add(tmp_path / "gtsrb", "gtsrb")
+        shutil.rmtree(tmp_path / "gtsrb")
+        is_right(opened("gtsrb", tmp_path), Known.named("gtsrb"))
+
+    def test_cub(self, tmp_path, opened) -> None:
+        known = Known.named("cub")
+        paths, labels, taught = [], [], []
+        for n, name in enumerate(known.classes):
+            folder = f"{n + 1:03}.{name.replace(' ', '_')}"
+            for k in range(3):
+                number = 3 * n + k + 1
+                paint(tmp_path / "images" / folder / f"{number}.png", n)
+                paths.append(f"{number} {folder}/{number}.png")
+                labels.append(f"{number} {n + 1}")
+                taught.append(f"{number} {int(k == 0)}")
+        for name, lines in (
+            ("images.txt", paths),
+            ("image_class_labels.txt", labels),
+            ("train_test_split.txt", taught),
+        ):
+            (tmp_path / name).write_text("\n".join(lines))
+        is_right(opened("cub", tmp_path), known)
+
+    def test_aircraft(self, tmp_path, opened) -> None:
+        known = Known.named("aircraft")
+        lists: dict[str, list[str]] = {"trainval": [], "test": []}
+        for n, name in enumerate(known.classes):
+            for k, part in enumerate(("trainval", "test", "test")):
+                number = f"{3 * n + k:07}"
+                paint(tmp_path / "data" / "images" / f"{number}.png", n)
+                lists[part].append(f"{number} {name}")
+        for part, lines in lists.items():
+            (tmp_path / "data" / f"images_variant_{part}.txt").write_text("\n".join(lines))
+        is_right(opened("aircraft", tmp_path), known)
+
+    def test_gtsrb(self, tmp_path, opened) -> None:
+        rows = ["Filename;Width;Height;ClassId"]
+        for n in range(43):
+            paint(tmp_path / "GTSRB/Final_Training/Images" / f"{n:05}" / "00000_00000.ppm", n)
+            for k in range(2):
+                paint(tmp_path / "GTSRB/Final_Test/Images" / f"{2 * n + k:05}.ppm", n)
+                rows.append(f"{2 * n + k:05}.ppm;9;8;{n}")
+        (tmp_path / "GTSRB" / "GT-final_test.csv").write_text("\n".join(rows))
+        is_right(opened("gtsrb", tmp_path), Known.named("gtsrb"))
+
+    def test_cifar100_binary(self, tmp_path, opened) -> None:
+        for name, times in (("train", 1), ("test", 2)):
+            rows = [
+                bytes([0, n]) + bytes([n]) * 1024 + bytes(2048) for n in range(100) for _ in
+                range(times)
+            ]  # fmt: skip
+            (tmp_path / f"{name}.bin").write_bytes(b"".join(rows))
+        is_right(opened("cifar100", tmp_path), Known.named("cifar100"))
+
+    def test_cars(self, tmp_path, opened) -> None:
+        io = pytest.importorskip("scipy.io")
+        for part, end, times in (
+            ("cars_train", "train_annos", 1),
+            ("cars_test", "test_annos_withlabels", 2),
+        ):
+            kinds = [("class", "i4"), ("fname", "U20")]
+            rows = np.zeros(196 * times, dtype=kinds)
+            for n in range(196):
+                for k in range(times):
+                    name = f"{times * n + k:05}.png"
+                    paint(tmp_path / part / name, n)
+                    rows[times * n + k] = (n + 1, name)
+            io.savemat(tmp_path / f"cars_{end}.mat", {"annotations": rows})
+        is_right(opened("cars", tmp_path), Known.named("cars"))
+
+
+class TestWhatIsWrong:
+    def test_nothing_there(self, tmp_path, tiny) -> None:
+        with pytest.raises(BadInput, match="does not exist; --data-dir takes a copy of cub"):
+            load_dataset("cub", tiny, data_dir=tmp_path / "x")
+
+    def test_a_class_it_does_not_have(self, tmp_path, tiny) -> None:
+        folders(tmp_path, [*Known.named("cifar100").classes, "unicorn"])
+        with pytest.raises(BadInput, match="class 'unicorn', which cifar100 does not have"):
+            load_dataset("cifar100", tiny, data_dir=tmp_path)
+
+    def test_a_class_that_is_missing(self, tmp_path, tiny) -> None:
+        folders(tmp_path, [name for name in Known.named("cifar100").classes if name != "bee"])
+        with pytest.raises(BadInput, match=r"no train pictures of 1 of cifar100's 100.*'bee'"):
+            load_dataset("cifar100", tiny, data_dir=tmp_path)
+
+    def test_a_number_too_large(self, tmp_path, tiny) -> None:
+        folders(tmp_path, [f"{n:03}" for n in range(44)])
+        with pytest.raises(BadInput, match="class '043'; gtsrb has 43"):
+            load_dataset("gtsrb", tiny, data_dir=tmp_path)
+
+    def test_cifars_pickles_are_refused(self, tmp_path, tiny) -> None:
+        for name in ("meta", "train", "test"):
+            (tmp_path / name).write_bytes(b"\x80\x02")
+        with pytest.raises(BadInput, match="Python version, a pickle; use the binary version"):
+            load_dataset("cifar100", tiny, data_dir=tmp_path)
+
+    def test_neither_a_copy_nor_the_hubs_library(self, tiny, monkeypatch) -> None:
+        monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+        with pytest.raises(BadInput, match=r"give --data-dir, or pip install 'dosapp\[hub\]'"):
+            load_dataset("cub", tiny)
+
+
+class TestDecodedOnce:
+    def folder(self, tmp_path: Path) -> Path:
+        for n in range(6):
+            paint(tmp_path / "data" / "cat" / f"{n}.png", 20 * n)
+        return tmp_path / "data"
+
+    def test_the_map_is_the_pictures(self, tmp_path, tiny) -> None:
+        part = load_dataset(str(self.folder(tmp_path)), tiny).train
+        assert isinstance(part.pictures, Decoded)
+        files = part.pictures.files
+        assert torch.equal(part.pictures.read([2, 0]), files.read([2, 0]))
+        assert part.pictures.key(1) == files.key(1)
+
+    def test_the_second_time_nothing_is_decoded_or_hashed(
+        self, tmp_path, tiny, monkeypatch
+    ) -> None:
+        place = self.folder(tmp_path)
+        first = load_dataset(str(place), tiny).train.pictures
+        first.check()
+        again = load_dataset(str(place), tiny).train.pictures
+        monkeypatch.setattr("dosapp.data.files.Place.read", lambda self: 1 / 0)
+        assert torch.equal(again.read([0, 1]), first.read([0, 1]))
+        assert again.key(0) == first.key(0)
+
+    def test_a_changed_file_or_another_size_is_another_map(self, tmp_path, tiny) -> None:
+        place = self.folder(tmp_path)
+        first = load_dataset(str(place), tiny).train.pictures
+        before = first.read([0]).clone()
+        for n in range(6):
+            paint(place / "cat" / f"{n}.png", 255 - n)
+        assert not torch.equal(load_dataset(str(place), tiny).train.pictures.read([0]), before)
+        tiny.pixels = 16
+        assert load_dataset(str(place), tiny).train.pictures.name != first.name
+
+    def test_a_broken_picture_is_named_and_leaves_no_half_map(self, tmp_path, tiny) -> None:
+        place = self.folder(tmp_path)
+        (place / "cat" / "3.png").write_bytes(b"\x89PNG")
+        data = load_dataset(str(place), tiny)
+        found = []
+        for part in (data.train, data.test):
+            try:
+                part.pictures.check()
+            except BadInput as error:
+                found.append(str(error))
+                assert not (part.pictures.folder / f"{part.pictures.name}.npy").exists()
+        assert len(found) == 1
+        assert "3.png' cannot be read" in found[0]
+
+
+class TestShards:
+    def shard(self, place: Path, labels: list[str]) -> None:
+        parts = place.parent / place.stem
+        for n, label in enumerate(labels):
+            paint(parts / f"{n:04}.png", n)
+            (parts / f"{n:04}.cls").write_text(label)
+        with tarfile.open(place, "w") as archive:
+            for file in sorted(parts.iterdir()):
+                archive.add(file, file.name)
+        shutil.rmtree(parts)
+
+    def test_webdataset_shards(self, tmp_path, tiny) -> None:
+        self.shard(tmp_path / "train-0000.tar", ["cat", "dog", "cat"])
+        self.shard(tmp_path / "train-0001.tar", ["dog"])
+        self.shard(tmp_path / "test-0000.tar", ["cat", "dog"])
+        data = load_dataset(str(tmp_path), tiny)
+        assert data.classes == ("cat", "dog")
+        assert data.train.labels.tolist() == [0, 1, 0, 1]
+        assert data.test.pictures.read([0, 1]).shape == (2, 3, 32, 32)
+
+    def test_a_picture_without_a_label_is_named(self, tmp_path, tiny) -> None:
+        paint(tmp_path / "x" / "0.png", 1)
+        paint(tmp_path / "x" / "1.png", 1)
+        (tmp_path / "x" / "0.cls").write_text("cat")
+        with tarfile.open(tmp_path / "a.tar", "w") as archive:
+            for file in sorted((tmp_path / "x").iterdir()):
+                archive.add(file, file.name)
+        with pytest.raises(BadInput, match=r"picture '1\.png' without a \.cls"):
+            load_dataset(str(tmp_path / "a.tar"), tiny)
+
+
+@shared_only
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_shared_subsets_can_be_read(name, tiny, opened) -> None:
+    data = opened(name, SHARED / "data")
+    assert len(data.classes) == SIZES[name]
+    assert data.test.pictures.read([0]).shape == (1, 3, 32, 32)
+    assert np.bincount(data.train.labels).min() >= 6
