@@ -29,7 +29,7 @@ def test_the_demo_shows_that_dosapp_forgets_less_than_fine_tuning(tmp_path) -> N
     assert by_name["Joint"]["accuracy"] > by_name["DoSAPP"]["accuracy"]
     assert all(name in said.stdout for name in by_name)
     page = (tmp_path / "demo" / "report.html").read_text()
-    assert page.count("<svg") == 3
-    for name in ("accuracy", "forgetting", "stream"):
-        for suffix in ("png", "svg"):
-            assert (tmp_path / "demo" / f"{name}.{suffix}").stat().st_size > 5000
+    assert page.count("<svg") == 6
+    for name in ("accuracy", "forgetting", "stream", "plane", "labels", "costs"):
+        for suffix in ("png", "svg", "pdf"):
+            assert (tmp_path / "demo" / f"{name}.{suffix}").stat().st_size > 3000

@@ -329,7 +329,7 @@ def report(
     costs: Annotated[bool, typer.Option(help="seconds and peak memory in the table")] = False,
     as_json: Json = False,
 ) -> None:
-    """Results → report.md, report.html and figures."""
+    """Results → report.md, .csv, .tex, .html, and figures as PNG, SVG and PDF."""
     from dosapp.report import write_report
     from dosapp.report.tables import COLUMNS, WITH_COSTS
     from dosapp.store import results
@@ -338,7 +338,7 @@ def report(
     write_report(found, folder, title, against, WITH_COSTS if costs else COLUMNS)
     show(found, as_json, costs)
     if not as_json:
-        out.print(f"wrote {folder}/report.html and report.md", highlight=False)
+        out.print(f"wrote {folder}/report.html, .md, .csv, .tex and figures", highlight=False)
 
 
 def main() -> None:

@@ -4,7 +4,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dosapp.errors import BadInput
-from dosapp.report.tables import COLUMNS, Row, footnote, markdown, on_the_stream, paired, rows
+from dosapp.report.tables import (
+    COLUMNS,
+    Row,
+    comma_separated,
+    footnote,
+    latex,
+    markdown,
+    on_the_stream,
+    paired,
+    rows,
+)
 from dosapp.result import Result
 from dosapp.storage import write_bytes
 
@@ -12,6 +22,9 @@ CAPTIONS = {
     "accuracy": "Accuracy on everything seen so far",
     "forgetting": "What each session made it forget (red) or recover (blue)",
     "stream": "Earlier tasks, before and after the unlabelled stream",
+    "plane": "What it knows at the end, against what it has forgotten",
+    "labels": "How often the stream's labels were right",
+    "costs": "What it cost",
 }
 
 
@@ -22,7 +35,7 @@ def write_report(
     against: str | None = None,
     columns: Mapping[str, str] = COLUMNS,
 ) -> list[Row]:
-    """`report.md`, `report.html`, and each figure as PNG and SVG."""
+    """`report.md`, `.csv`, `.tex` and `.html`, and each figure as PNG, SVG and PDF."""
     try:
         import jinja2
         import matplotlib.pyplot as plt
@@ -65,4 +78,6 @@ def write_report(
         parts.append(paired(table, against))
     parts.append(on_the_stream(table))
     write_bytes(folder / "report.md", "\n".join(parts).encode())
+    write_bytes(folder / "report.csv", comma_separated(table, columns).encode())
+    write_bytes(folder / "report.tex", latex(table, columns).encode())
     return table

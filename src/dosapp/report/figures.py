@@ -1,8 +1,9 @@
 """Results → pictures, in colours that survive print and colour blindness."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -38,11 +39,12 @@ def title(row: Row) -> str:
     return row.name.replace("D^u", "$D^u$")
 
 
-def curves(rows: Sequence[Row]) -> Figure:
+def curves(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure:
     """Mean accuracy over the tasks seen so far, after every session, with a band over seeds."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
-        colour_of = colours(rows)
+        rounds = {row.name: n // len(PALETTE) for n, row in enumerate(rows)}  # colours come again
+        dashes = {name: ["-", "--", "-.", ":"][n % 4] for name, n in rounds.items()}
         for row in rows:
             lines = np.array([np.nanmean(r.matrix, axis=1) for r in row.results])
             colour, ours = colour_of[row.name], row.label == "DoSAPP"
@@ -50,14 +52,14 @@ def curves(rows: Sequence[Row]) -> Figure:
                 axes.axhline(lines.mean(), color=colour, ls=":", label=title(row))
                 continue
             x, mean = np.arange(1, lines.shape[1] + 1), lines.mean(axis=0)
-            look = {"lw": 2.5, "zorder": 3} if ours else {"lw": 1.4}
-            axes.plot(x, mean, "o-", ms=4, color=colour, label=title(row), **look)
+            look = {"lw": 2.5, "zorder": 3} if ours else {"lw": 1.4, "ls": dashes[row.name]}
+            axes.plot(x, mean, marker="o", ms=4, color=colour, label=title(row), **look)
             if len(lines) > 1:
                 spread = lines.std(axis=0, ddof=1)
                 axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, lw=0)
         axes.set(xlabel="session", ylabel="accuracy on the tasks seen so far, %")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        _legend(axes, rows)
     return figure
 
 
@@ -91,7 +93,7 @@ def forgetting_maps(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def before_after(rows: Sequence[Row]) -> Figure | None:
+def before_after(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | None:
     """What the unlabelled stream did to the tasks before the current one."""
     rows = [
         row
@@ -102,7 +104,6 @@ def before_after(rows: Sequence[Row]) -> Figure | None:
         return None
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
-        colour_of = colours(rows)
         for row in rows:
             for when, style in (("before", "--"), ("after", "-")):
                 lines = np.array([r.previous_tasks[when] for r in row.results], dtype=float)
@@ -110,26 +111,108 @@ def before_after(rows: Sequence[Row]) -> Figure | None:
                 axes.plot(x, mean, style, color=colour_of[row.name], label=f"{title(row)}, {when}")
         axes.set(xlabel="session", ylabel="accuracy on earlier tasks, %")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        _legend(axes, rows)
     return figure
 
 
+def plane(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | None:
+    """Accuracy at the end against forgetting; the best corner is the upper left."""
+    rows = [row for row in rows if row.values("forgetting") and row.label != "zero-shot"]
+    if len(rows) < 2:
+        return None
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(7.2, 5.4), layout="constrained")
+        points = []
+        for row in rows:
+            x, y = (np.array(row.values(name)) for name in ("forgetting", "accuracy"))
+            spread = {"xerr": x.std(ddof=1), "yerr": y.std(ddof=1)} if len(x) > 1 else {}
+            colour = colour_of[row.name]
+            axes.errorbar(x.mean(), y.mean(), fmt="o", color=colour, elinewidth=0.6, **spread)
+            points.append((float(x.mean()), float(y.mean()), title(row)))
+        axes.set(xlabel="forgotten, points", ylabel="accuracy at the end, %")
+        figure.draw_without_rendering()  # now the axes know where a point is on the page
+        taken: list[tuple[float, float]] = []
+        for left, high, name in sorted(points, key=lambda point: -point[1]):
+            across, up = axes.transData.transform((left, high)) * 72 / figure.dpi
+            shift = 3.0
+            while any(abs(across - a) < 70 and abs(up + shift - u) < 7.5 for a, u in taken):
+                shift -= 7.5  # a label that would cover another goes below it
+            taken.append((across, up + shift))
+            line = {"arrowstyle": "-", "lw": 0.3, "color": "#888"} if shift < -5 else None
+            axes.annotate(
+                name,
+                (left, high),
+                xytext=(6, shift),
+                textcoords="offset points",
+                size=7,
+                arrowprops=line,
+            )
+    return figure
+
+
+def labels_right(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | None:
+    """Accuracy of the labels the adapter used, session by session."""
+    rows = [row for row in rows if any(x is not None for x in row.results[0].pseudo_labels)]
+    if not rows:
+        return None
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
+        for row in rows:
+            lines = np.array([r.pseudo_labels for r in row.results], dtype=float)
+            x = np.arange(1, lines.shape[1] + 1)
+            axes.plot(x, lines.mean(axis=0), "o-", ms=4, color=colour_of[row.name],
+                      label=title(row))  # fmt: skip
+        axes.set(xlabel="session", ylabel="labels that were right, %")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        _legend(axes, rows)
+    return figure
+
+
+def costs(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | None:
+    """Seconds and peak memory, each measured in its own run."""
+    if not any(row.values("peak_memory") for row in rows):
+        return None
+    with plt.rc_context(STYLE | {"axes.grid.axis": "x"}):
+        figure, pair = plt.subplots(
+            1, 2, figsize=(7.2, 1 + 0.24 * len(rows)), layout="constrained", sharey=True
+        )
+        names = [title(row) for row in rows]
+        for axes, metric, words in zip(
+            pair, ("seconds", "peak_memory"), ("seconds of learning", "peak MB"), strict=True
+        ):
+            values = [float(row.mean(metric) or 0) for row in rows]
+            axes.barh(names, values, color=[colour_of[row.name] for row in rows])
+            axes.set(xlabel=words)
+        pair[0].invert_yaxis()
+        pair[0].tick_params(axis="y", labelsize=8)
+    return figure
+
+
+def _legend(axes: Any, rows: Sequence[Row]) -> None:
+    small = {"fontsize": 9 if len(rows) < 12 else 6.5, "ncols": 1 + len(rows) // 24}
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), **small)
+
+
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
-    drawn = {"accuracy": curves(rows)}
+    colour_of = colours(rows)  # the same in every figure
+    drawn = {"accuracy": curves(rows, colour_of)}
     if any(len(row.results[0].R) > 1 for row in rows):
         drawn["forgetting"] = forgetting_maps(rows)
-    effect = before_after(rows)
-    if effect is not None:
-        drawn["stream"] = effect
-    return drawn
+    found = {
+        "stream": before_after(rows, colour_of),
+        "plane": plane(rows, colour_of),
+        "labels": labels_right(rows, colour_of),
+        "costs": costs(rows, colour_of),
+    }
+    return drawn | {name: figure for name, figure in found.items() if figure is not None}
 
 
 def write(figure: Figure, folder: Path, name: str) -> None:
-    for suffix in ("png", "svg"):
+    for suffix in ("png", "svg", "pdf"):
         figure.savefig(
             folder / f"{name}.{suffix}",
             dpi=150,
-            metadata={"Date": None} if suffix == "svg" else None,
+            metadata={"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix),
         )
 
 

@@ -1,5 +1,7 @@
 """Results → rows of mean ± std over seeds → Markdown. A report never runs a model."""
 
+import csv
+import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,6 +51,11 @@ class Row:
         cost = COSTS.get(metric)
         found = [cost(r) if cost else r.metrics.get(metric) for r in self.results]
         return [value for value in found if value is not None]
+
+    def mean(self, metric: str) -> float | str:
+        """Over seeds, or nothing."""
+        values = self.values(metric)
+        return float(np.mean(values)) if values else ""
 
     def text(self, metric: str) -> str:
         return _spread(self.values(metric), digits=0 if metric in COSTS else 1)
@@ -106,6 +113,57 @@ def markdown(table: Sequence[Row], columns: Mapping[str, str] = COLUMNS) -> str:
         cells = [row.name, *(row.text(metric) for metric in columns), str(len(row.results))]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def comma_separated(table: Sequence[Row], columns: Mapping[str, str] = COLUMNS) -> str:
+    """Mean and deviation in columns of their own, unrounded, with what it takes to run it again."""
+    text = io.StringIO()
+    write = csv.writer(text, lineterminator="\n")
+    head = [word for name in columns for word in (name, f"{name}_std")]
+    write.writerow(["method", "data", *head, "seeds", "keys"])
+    for row in table:
+        cells: list[float | str] = []
+        for name in columns:
+            values = row.values(name)
+            cells += [row.mean(name), float(np.std(values, ddof=1)) if len(values) > 1 else ""]
+        keys = " ".join(result.key for result in row.results)
+        write.writerow([row.name, row.data, *cells, len(row.results), keys])
+    return text.getvalue()
+
+
+LOWER_IS_BETTER = {"forgetting", "seconds", "peak_memory"}
+
+
+def latex(table: Sequence[Row], columns: Mapping[str, str] = COLUMNS) -> str:
+    """A booktabs table to paste, the best of each column in bold."""
+    best = {}
+    for name in columns:
+        means = [float(m) for row in table if (m := row.mean(name)) != ""]
+        if means:
+            best[name] = (min if name in LOWER_IS_BETTER else max)(means)
+    arrows = {"↑": r"$\uparrow$", "↓": r"$\downarrow$"}
+    heads = [
+        title.replace("↑", arrows["↑"]).replace("↓", arrows["↓"]) for title in columns.values()
+    ]
+    lines = [
+        rf"\begin{{tabular}}{{l{'c' * len(columns)}}}",
+        r"\toprule",
+        " & ".join(["Method", *heads]) + r" \\",
+        r"\midrule",
+    ]
+    for row in table:
+        cells = [_tex(row.name)]
+        for name in columns:
+            text = row.text(name).replace(" ± ", r" $\pm$ ").replace("–", "--")
+            cells.append(rf"\textbf{{{text}}}" if row.mean(name) == best.get(name) else text)
+        lines.append(" & ".join(cells) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _tex(name: str) -> str:
+    for sign in "%&_#":
+        name = name.replace(sign, f"\\{sign}")
+    return name.replace("D^u", "$D^u$")
 
 
 def paired(table: Sequence[Row], against: str) -> str:
