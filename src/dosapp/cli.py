@@ -3,6 +3,7 @@
 import json
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,6 +53,26 @@ def show(results: "list[Result]", as_json: bool, costs: bool = False) -> None:
         table.add_row(row.name, *(row.text(metric) for metric in columns))
     out.print(table)
     out.print(f"F = {DEFINITIONS['forgetting']}", style="dim", highlight=False, markup=False)
+
+
+def _counted(total: int) -> "Callable[[Outcome], None]":
+    """A line for every run of a grid as it ends."""
+    from dosapp.plan import label
+
+    count = 0
+
+    def watch(outcome: "Outcome") -> None:
+        nonlocal count
+        count += 1
+        found = outcome.result
+        said = outcome.error
+        if found:
+            F = found.metrics["forgetting"]
+            said = f"Acc {found.metrics['accuracy']:.1f}" + ("" if F is None else f"  F {F:.1f}")
+        name = f"{label(outcome.settings)}, seed {outcome.settings.seed}"
+        err.print(f"{count}/{total} {name}: {said}", highlight=False)
+
+    return watch
 
 
 # Commands
@@ -128,20 +149,7 @@ def grid(
         for one in planned:
             print(f"{label(one)}, {one.data}, seed {one.seed}")
         return
-    count = 0
-
-    def watch(outcome: "Outcome") -> None:
-        nonlocal count
-        count += 1
-        found = outcome.result
-        said = outcome.error
-        if found:
-            F = found.metrics["forgetting"]
-            said = f"Acc {found.metrics['accuracy']:.1f}" + ("" if F is None else f"  F {F:.1f}")
-        name = f"{label(outcome.settings)}, seed {outcome.settings.seed}"
-        err.print(f"{count}/{len(planned)} {name}: {said}", highlight=False)
-
-    outcomes = compute(planned, folder, jobs=jobs, keep=keep, watch=watch)
+    outcomes = compute(planned, folder, jobs=jobs, keep=keep, watch=_counted(len(planned)))
     places = {one.model_dump_json(): n for n, one in enumerate(planned)}
     ordered = sorted(outcomes, key=lambda o: places[o.settings.model_dump_json()])
     finished = [o.result for o in ordered if o.result]
@@ -150,6 +158,64 @@ def grid(
     failed = [o for o in outcomes if o.result is None]
     if failed:
         raise BadInput(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="a table of the paper, or all")] = None,
+    scale: Annotated[str, typer.Option(help="tiny, real-small or paper")] = "tiny",
+    folder: Annotated[Path, typer.Option("--out", help="the result store")] = Path("runs"),
+    seeds: Annotated[str | None, typer.Option(help="0-4 or 0,2,5; none: the scale's")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="a local copy of the datasets")] = None,
+    backbone: Annotated[str | None, typer.Option(help="instead of the scale's")] = None,
+    references: Annotated[str | None, typer.Option(help="pictures with captions for ZSCL")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
+    listed: Annotated[bool, typer.Option("--list", help="the tables there are")] = False,
+    dry_run: Annotated[bool, typer.Option(help="print what would run")] = False,
+    ledger: Annotated[bool, typer.Option(help="run nothing, only read what is there")] = False,
+    as_json: Json = False,
+) -> None:
+    """A table of the paper, at a scale: compute what is missing, and write the ledger."""
+    from dataclasses import replace
+
+    from dosapp.grid import grid as compute
+    from dosapp.reproduce import Ledger, Scale, command, runs, table, tables
+    from dosapp.storage import write_bytes, write_json
+
+    if listed or name is None:
+        for known in tables().values():
+            out.print(f"[bold]{known.name}[/bold]  {known.title}", highlight=False)
+        return
+    size = Scale.named(scale)
+    given = {"data_dir": data_dir, "backbone": backbone}
+    size = replace(
+        size,
+        seeds=seeds or size.seeds,
+        references=references or size.references,
+        settings={**size.settings, **{k: v for k, v in given.items() if v is not None}},
+    )
+    names = list(tables()) if name == "all" else [table(name).name]
+    planned = runs(names, size)
+    if dry_run:
+        for one in planned:
+            print(command(one))
+        err.print(f"{len(planned)} runs", highlight=False)
+        return
+    if not ledger:
+        outcomes = compute(planned, folder, jobs=jobs, watch=_counted(len(planned)))
+        failed = [o for o in outcomes if o.result is None]
+        if failed:
+            err.print(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
+    found = [Ledger(one, size, folder) for one in names]
+    text = "\n".join(one.markdown() for one in found)
+    place = folder / f"ledger-{scale}{'' if name == 'all' else '-' + name}"
+    write_json(place.with_suffix(".json"), [one.facts() for one in found])
+    write_bytes(place.with_suffix(".md"), text.encode())
+    if as_json:
+        print(json.dumps([one.facts() for one in found]))
+    else:
+        print(text)
+        out.print(f"wrote {place}.md and .json", highlight=False)
 
 
 @app.command()

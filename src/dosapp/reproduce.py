@@ -1,0 +1,367 @@
+"""The paper's tables as runs of this package, and a ledger of what came out.
+
+`paper/tables.yaml` says which run makes each row and what was published; `paper/scales/` says at
+what size. A cell of the ledger is filled from a stored result or not at all.
+"""
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from dosapp.errors import BadInput, unknown
+from dosapp.grid import seed_list
+from dosapp.plan import plan
+from dosapp.result import Result
+from dosapp.settings import RunSettings, read_yaml
+from dosapp.store import Store
+
+PAPER = Path(__file__).parent / "paper"
+LOWER = ("forgetting",)  # metrics of which less is better
+# Student's t for a two-sided 95 % interval, by degrees of freedom; beyond them the normal's.
+T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table: the run that makes it, and the published values by dataset."""
+
+    name: str
+    run: Mapping[str, Any]
+    values: Mapping[str, Sequence[float | None]]
+    session: int | None = None  # the row is about this session alone
+    inconsistent: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    title: str
+    data: Sequence[str]
+    metrics: Sequence[str]
+    rows: Sequence[Row]
+    claims: Sequence[Sequence[str]] = ()
+    note: str = ""
+
+    def row(self, name: str) -> Row:
+        return next(row for row in self.rows if row.name == name)
+
+
+def tables() -> dict[str, Table]:
+    found = yaml.safe_load((PAPER / "tables.yaml").read_text())
+    return {
+        name: Table(name, **{**said, "rows": [Row(**row) for row in said["rows"]]})
+        for name, said in found.items()
+    }
+
+
+def table(name: str) -> Table:
+    known = tables()
+    if name not in known:
+        raise unknown("table", name, known, "dosapp reproduce --list")
+    return known[name]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large: which data stands for the paper's, and the settings every run shares."""
+
+    name: str
+    seeds: str
+    settings: Mapping[str, Any]
+    memory: Mapping[int, int]
+    references: str = ""
+    data: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @classmethod
+    def named(cls, name: str) -> "Scale":
+        known = [file.stem for file in (PAPER / "scales").glob("*.yaml")]
+        if name not in known:
+            raise unknown("scale", name, known)
+        return cls(name, **read_yaml(PAPER / "scales" / f"{name}.yaml"))
+
+    def stand_ins(self, data: Sequence[str]) -> Sequence[str]:
+        """The datasets that are run; at the paper's scale, the paper's."""
+        if not self.data:
+            return data
+        return self.data["long" if any("+" in name for name in data) else "single"]
+
+    def runs(self, table: Table, row: Row, data: str) -> list[RunSettings]:
+        """The same run for every seed."""
+        values = {**self.settings, **row.run, "data": data}
+        if values.get("memory"):
+            values["memory"] = self.memory[values["memory"]]
+        if "references" in values.get("options", {}):
+            if not self.references:
+                raise BadInput(
+                    f"row '{row.name}' of {table.name} needs reference pictures with captions; "
+                    "give --references, a dataset, folder or CSV"
+                )
+            values["options"] = {**values["options"], "references": self.references}
+        seeds = seed_list(self.seeds)
+        return [RunSettings.checked({**values, "seed": seed}) for seed in seeds]
+
+
+def runs(names: Sequence[str], scale: Scale) -> list[RunSettings]:
+    """Every run the tables need, each once, a whole table early."""
+    found: dict[str, RunSettings] = {}
+    for name in names:
+        for row, data in _rows(table(name), scale):
+            for one in scale.runs(table(name), row, data):
+                found.setdefault(one.model_dump_json(), one)
+    return sorted(found.values(), key=lambda one: one.seed)
+
+
+def _rows(table: Table, scale: Scale) -> Iterator[tuple[Row, str]]:
+    for row in table.rows:
+        for data in scale.stand_ins(table.data):
+            yield row, data
+
+
+def command(settings: RunSettings) -> str:
+    """What to type to get this run: everything that is not the default."""
+    usual, words = RunSettings(), ["dosapp", "run"]
+    for name, value in settings.model_dump(mode="json").items():
+        if value == getattr(usual, name) or name == "options":
+            continue
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            words += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+    for name, value in settings.options.items():
+        words += ["--set", f"{name}={value}"]
+    return shlex.join(words)
+
+
+# The ledger
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of the paper beside ours."""
+
+    row: Row
+    data: str
+    metric: str
+    published: float | None
+    results: Sequence[Result]
+    settings: RunSettings
+    paper_scale: bool
+
+    @cached_property
+    def values(self) -> list[float]:
+        found = [value_of(result, self.metric, self.row.session) for result in self.results]
+        return [value for value in found if value is not None]
+
+    @property
+    def mean(self) -> float | None:
+        return float(np.mean(self.values)) if self.values else None
+
+    @property
+    def std(self) -> float | None:
+        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
+
+    @property
+    def status(self) -> str:
+        """Only at the paper's scale is a number set against the paper's."""
+        if not self.values:
+            return "not run"
+        if not self.paper_scale:
+            return "run"
+        if self.row.inconsistent:
+            return "paper inconsistent"
+        if self.published is None or self.mean is None:
+            return "not published"
+        near = abs(self.mean - self.published) <= max(1.0, 2 * (self.std or 0.0))
+        return "reproduced" if near else "differs"
+
+    def facts(self) -> dict[str, Any]:
+        first = self.results[0] if self.results else None
+        shown = self.published if self.paper_scale else None
+        return {
+            "row": self.row.name,
+            "data": self.data,
+            "metric": self.metric,
+            "paper": shown,
+            "ours": self.mean,
+            "std": self.std,
+            "difference": None if shown is None or self.mean is None else self.mean - shown,
+            "seeds": len(self.values),
+            "status": self.status,
+            "note": self.row.inconsistent,
+            "command": command(self.settings),
+            "stream": [result.stream["hash"] for result in self.results],
+            "steps": first.steps["stream"] if first else None,
+            "backbone": first.backbone["fingerprint"] if first else None,
+            "machine": first.machine if first else None,
+            "finished": max((result.finished for result in self.results), default=None),
+        }
+
+
+def value_of(result: Result, metric: str, session: int | None = None) -> float | None:
+    """A metric; `previous_tasks.after` is of one session, or the mean after the first."""
+    name, _, part = metric.partition(".")
+    if not part:
+        return result.metrics.get(name)
+    line = getattr(result, name)[part]
+    if session is not None:
+        return line[session] if session < len(line) else None
+    later = [value for value in line[1:] if value is not None]
+    return float(np.mean(later)) if later else None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim of the paper, and what our paired differences say of it."""
+
+    better: str
+    than: str
+    metric: str
+    difference: float | None  # better less than, mean over pairs
+    half: float | None  # half of its 95 % interval
+    pairs: int
+    said: str
+
+    def facts(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def judged(better: str, than: str, metric: str, differences: Sequence[float]) -> Verdict:
+    """`agrees` or `disagrees` if the 95 % interval of the paired difference leaves out zero."""
+    count = len(differences)
+    if count < 2:
+        only = float(differences[0]) if count else None
+        return Verdict(
+            better, than, metric, only, None, count, "not run" if not count else "too few"
+        )
+    mean, deviation = float(np.mean(differences)), float(np.std(differences, ddof=1))
+    factor = T95[count - 2] if count - 2 < len(T95) else 1.96
+    half = factor * deviation / math.sqrt(count)
+    right = -mean if metric.partition(".")[0] in LOWER else mean
+    said = "within noise" if abs(mean) <= half else ("agrees" if right > 0 else "disagrees")
+    return Verdict(better, than, metric, mean, half, count, said)
+
+
+class Ledger:
+    """A table at a scale, read from a store of results. It never runs anything."""
+
+    def __init__(self, name: str, scale: Scale, folder: Path) -> None:
+        self.table, self.scale, self.store = table(name), scale, Store(folder)
+        self._read: dict[str, Result | None] = {}
+
+    def _results(self, row: Row, data: str) -> dict[int, Result]:
+        """By seed, those that are there."""
+        found = {}
+        for settings in self.scale.runs(self.table, row, data):
+            key = settings.model_dump_json()
+            if key not in self._read:
+                place = self.store.place(plan(settings)) / "result.json"
+                self._read[key] = Result.read(place) if place.exists() else None
+            result = self._read[key]
+            if result is not None:
+                found[settings.seed] = result
+        return found
+
+    def cells(self) -> list[Cell]:
+        paper = not self.scale.data
+        return [
+            Cell(
+                row,
+                data,
+                metric,
+                row.values[data][n] if paper else None,
+                list(self._results(row, data).values()),
+                self.scale.runs(self.table, row, data)[0],
+                paper,
+            )
+            for row, data in _rows(self.table, self.scale)
+            for n, metric in enumerate(self.table.metrics)
+        ]
+
+    def verdicts(self) -> list[Verdict]:
+        found = []
+        for better, than, metric, *other in self.table.claims:
+            against, differences = (other[0] if other else metric), []
+            for data in self.scale.stand_ins(self.table.data):
+                ours = self._results(self.table.row(better), data)
+                theirs = self._results(self.table.row(than), data)
+                for seed in ours.keys() & theirs.keys():
+                    same_stream(ours[seed], theirs[seed])
+                    a, b = value_of(ours[seed], metric), value_of(theirs[seed], against)
+                    if a is not None and b is not None:
+                        differences.append(a - b)
+            names = (f"{better}, {metric}", f"{than}, {against}") if other else (better, than)
+            found.append(judged(*names, metric, differences))
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "table": self.table.name,
+            "title": self.table.title,
+            "scale": self.scale.name,
+            "note": self.table.note,
+            "cells": [cell.facts() for cell in self.cells()],
+            "claims": [verdict.facts() for verdict in self.verdicts()],
+        }
+
+    def markdown(self) -> str:
+        table, cells = self.table, self.cells()
+        paper = not self.scale.data
+        lines = [f"## {table.title}", ""]
+        if table.note:
+            lines += [table.note, ""]
+        for data in self.scale.stand_ins(table.data):
+            head = ["row", *table.metrics, "seeds", "steps on the stream", "status"]
+            lines += [f"**{data}**", "", _line(head), _line(["---"] * len(head))]
+            for row in table.rows:
+                mine = [c for c in cells if c.row is row and c.data == data]
+                steps = mine[0].facts()["steps"]
+                said = " ".join(map(str, steps)) if steps else "–"
+                status = " / ".join(dict.fromkeys(c.status for c in mine))
+                shown = [_shown(c) for c in mine]
+                lines.append(_line([row.name, *shown, str(len(mine[0].values)), said, status]))
+            lines.append("")
+        if table.claims and not paper:
+            lines += [
+                _line(["claim of the paper", "our difference", "verdict"]),
+                _line(["---"] * 3),
+            ]
+            for v in self.verdicts():
+                gap = "–" if v.difference is None else f"{v.difference:+.1f}"
+                gap += "" if v.half is None else f" ± {v.half:.1f} ({v.pairs} pairs)"
+                words = f"{v.better} better than {v.than} in {v.metric.replace('_', ' ')}"
+                lines.append(_line([words, gap, v.said]))
+            lines.append("")
+        return "\n".join(lines)
+
+
+def same_stream(one: Result, two: Result) -> None:
+    """Two results can be compared if they measure the same thing on the same pictures."""
+    shared = set(one.definitions) & set(two.definitions)
+    if any(one.definitions[name] != two.definitions[name] for name in shared):
+        raise BadInput(f"results {one.key} and {two.key} define their metrics differently")
+    if one.tasks != two.tasks and [t["classes"] for t in one.tasks] != [
+        t["classes"] for t in two.tasks
+    ]:
+        raise BadInput(f"results {one.key} and {two.key} are of different tasks")
+
+
+def _shown(cell: Cell) -> str:
+    if cell.mean is None:
+        ours = "–"
+    else:
+        ours = f"{cell.mean:.1f}" + ("" if cell.std is None else f" ± {cell.std:.1f}")
+    if not cell.paper_scale:
+        return ours
+    return f"{ours} (paper {'–' if cell.published is None else cell.published})"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,204 @@
+"""The paper's tables as data, the runs they become, and a ledger that cannot invent a number."""
+
+import json
+import math
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from dosapp.errors import BadInput
+from dosapp.grid import grid
+from dosapp.plan import plan
+from dosapp.reproduce import (
+    Cell,
+    Ledger,
+    Row,
+    Scale,
+    command,
+    judged,
+    runs,
+    same_stream,
+    table,
+    tables,
+    value_of,
+)
+from dosapp.settings import RunSettings
+from test_cli import dosapp
+from test_report import made
+
+SMALL = Scale(
+    "small",
+    "0-1",
+    {
+        "classes": 6,
+        "tasks": 2,
+        "epochs": 1,
+        "batch": 8,
+        "stream_batch": 8,
+        "train_images": 8,
+        "test_images": 8,
+        "lr": 1e-3,
+    },
+    {1000: 6, 200: 4},
+    "signs",
+    {"single": ["shapes"], "long": ["shapes+signs"]},
+)
+
+
+class TestTables:
+    def test_every_row_has_a_value_for_every_dataset_and_metric(self) -> None:
+        for known in tables().values():
+            for row in known.rows:
+                assert set(row.values) == set(known.data), (known.name, row.name)
+                assert all(len(v) == len(known.metrics) for v in row.values.values())
+
+    def test_claims_are_about_rows_that_are_there(self) -> None:
+        for known in tables().values():
+            assert known.claims
+            for better, than, *_ in known.claims:
+                assert known.row(better)
+                assert known.row(than)
+
+    def test_a_few_numbers_as_printed(self) -> None:
+        assert table("main").row("DoSAPP").values["gtsrb"] == [72.33, 1.02]
+        assert table("test-time").row("SPU + RMT").values["cars"] == [62.32, 21.95]
+        assert table("sparsity").row("0.3").values["cifar100"] == [80.91]
+        assert table("long-sequence").row("SPU").values["aircraft+cars"][1] == 24.31
+
+    def test_what_the_paper_says_twice_it_says_alike(self) -> None:
+        ours = table("main").row("DoSAPP").values
+        for name in ("test-time", "ablation", "teacher-labels", "full-test-set"):
+            assert table(name).row("DoSAPP").values == ours
+        assert table("main").row("SPU").values == table("test-time").row("SPU").values
+
+    def test_an_unknown_one_is_a_sentence(self) -> None:
+        with pytest.raises(BadInput, match=r"unknown table 'mian'.*did you mean 'main'"):
+            table("mian")
+        with pytest.raises(BadInput, match="unknown scale 'huge'"):
+            Scale.named("huge")
+
+
+class TestRuns:
+    def test_shared_cells_are_one_run(self) -> None:
+        tiny = Scale.named("tiny")
+        alone = [len(runs([name], tiny)) for name in ("main", "test-time")]
+        both = len(runs(["main", "test-time"], tiny))
+        assert both == sum(alone) - 2 * 3  # SPU and DoSAPP are in both, three seeds each
+
+    def test_at_the_papers_scale_the_data_are_the_papers(self) -> None:
+        size = replace(Scale.named("paper"), references="x.csv")
+        planned = runs(["main"], size)
+        assert {one.data for one in planned} == {"aircraft", "cars", "cifar100", "cub", "gtsrb"}
+        assert {one.memory for one in planned} == {0, 200, 1000}
+        assert {one.rate for one in planned} == {7.5e-6}
+        assert len(planned) == 15 * 5 * 5
+
+    def test_zscl_without_references_says_so_before_anything_runs(self) -> None:
+        with pytest.raises(BadInput, match="'ZSCL' of main needs reference pictures"):
+            runs(["main"], Scale.named("paper"))
+
+    def test_every_command_is_one_that_run_accepts(self, tmp_path) -> None:
+        """Typed again, the command of a cell gives the same result under the same key."""
+        (one, *_) = SMALL.runs(table("ablation"), table("ablation").rows[3], "shapes")
+        words = shlex.split(command(one))
+        assert words[:2] == ["dosapp", "run"]
+        said = dosapp(*words[1:], "--out", tmp_path / "x", "--json")
+        assert json.loads(said.stdout)[0]["key"] == plan(one).key
+
+    def test_a_command_holds_everything_that_is_not_the_default(self) -> None:
+        settings = RunSettings(method="spu", stream=False, options={"sparsity": 0.3}, seed=2)
+        assert (
+            command(settings) == "dosapp run --method spu --seed 2 --no-stream --set sparsity=0.3"
+        )
+
+
+class TestLedger:
+    def test_is_filled_from_stored_results_and_nothing_else(self, tmp_path) -> None:
+        name = "with-without-ttl"
+        empty = Ledger(name, SMALL, tmp_path)
+        assert {cell.status for cell in empty.cells()} == {"not run"}
+        assert {v.said for v in empty.verdicts()} == {"not run"}
+        grid(runs([name], SMALL), tmp_path)
+        full = Ledger(name, SMALL, tmp_path)
+        facts = full.facts()
+        assert [c["seeds"] for c in facts["cells"]] == [2, 2]
+        assert all(c["paper"] is None and c["difference"] is None for c in facts["cells"])
+        assert all(len(c["stream"]) == 2 and c["command"] for c in facts["cells"])
+        assert facts["cells"][1]["steps"] == [2, 3]
+        assert facts["claims"][0]["pairs"] == 2
+        text = full.markdown()
+        assert "DoSAPP better than DoSAPP without TTL in accuracy" in text
+        assert "39.14" not in text  # the paper's numbers are for the paper's scale
+
+    def test_earlier_tasks_before_and_after(self, tmp_path) -> None:
+        grid(runs(["ttl-before-after"], SMALL), tmp_path)
+        book = Ledger("ttl-before-after", SMALL, tmp_path)
+        cells = book.cells()
+        assert [len(cell.values) for cell in cells[:4]] == [2, 2, 2, 2]
+        assert cells[4].values == []  # there are only two sessions
+        assert book.verdicts()[0].pairs == 2
+
+    @pytest.mark.parametrize(
+        ("differences", "metric", "said"),
+        [
+            ([2.0, 2.5, 3.0], "accuracy", "agrees"),
+            ([2.0, 2.5, 3.0], "forgetting", "disagrees"),
+            ([-2.0, -2.5, -3.0], "forgetting", "agrees"),
+            ([2.0, -2.5, 3.0], "accuracy", "within noise"),
+            ([2.0], "accuracy", "too few"),
+            ([], "accuracy", "not run"),
+        ],
+    )
+    def test_a_claim_is_judged_by_the_interval_of_paired_differences(
+        self, differences, metric, said
+    ) -> None:
+        assert judged("a", "b", metric, differences).said == said
+
+    def test_the_interval_is_students(self) -> None:
+        verdict = judged("a", "b", "accuracy", [1.0, 2.0, 3.0])
+        assert verdict.difference == 2.0
+        assert verdict.half == pytest.approx(4.30 * 1 / math.sqrt(3))
+
+    def test_at_the_papers_scale_a_cell_is_reproduced_or_differs(self) -> None:
+        def status(ours: list[float], published: float | None, **more: str) -> str:
+            found = [made("DoSAPP", n, value, 1.0) for n, value in enumerate(ours)]
+            row = Row("DoSAPP", {}, {}, **more)
+            return Cell(row, "cub", "accuracy", published, found, RunSettings(), True).status
+
+        assert status([39.0, 39.6], 39.14) == "reproduced"
+        assert status([30.0, 30.5], 39.14) == "differs"
+        assert status([], 39.14) == "not run"
+        assert status([39.0], 39.14, inconsistent="why") == "paper inconsistent"
+        assert status([39.0], None) == "not published"
+
+    def test_other_definitions_or_tasks_are_not_compared(self) -> None:
+        one, two = made("A", 0, 1, 1), made("B", 0, 1, 1)
+        same_stream(one, two)
+        with pytest.raises(BadInput, match="define their metrics differently"):
+            same_stream(
+                one.model_copy(update={"definitions": {"forgetting": "x"}}),
+                two.model_copy(update={"definitions": {"forgetting": "y"}}),
+            )
+        with pytest.raises(BadInput, match="different tasks"):
+            same_stream(one, two.model_copy(update={"tasks": [{"classes": ["a"]}]}))
+
+    def test_a_metric_by_session_or_over_all_but_the_first(self) -> None:
+        line = {"before": [90.0, 60.0, 50.0], "after": [90.0, 70.0, 60.0]}
+        result = made("A", 0, 1, 1).model_copy(update={"previous_tasks": line})
+        assert value_of(result, "previous_tasks.after", 1) == 70
+        assert value_of(result, "previous_tasks.before") == 55
+        assert value_of(result, "previous_tasks.before", 7) is None
+
+
+def test_the_command_prints_the_ledger_and_writes_it(tmp_path) -> None:
+    listed = dosapp("reproduce", "--list").stdout
+    assert all(name in listed for name in tables())
+    said = dosapp("reproduce", "noise", "--ledger", "--out", tmp_path)
+    assert "not run" in said.stdout
+    facts = json.loads((tmp_path / "ledger-tiny-noise.json").read_text())
+    assert facts[0]["table"] == "noise"
+    assert "clean, noise" in (tmp_path / "ledger-tiny-noise.md").read_text()
+    commands = dosapp("reproduce", "noise", "--dry-run", "--seeds", "0").stdout.splitlines()
+    assert len(commands) == 4
+    assert "--stream-noise 0.1" in commands[1]
