@@ -3,7 +3,6 @@
 import json
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +16,6 @@ from dosapp.flags import with_settings
 from dosapp.settings import RunSettings, parsed, read_yaml
 
 if TYPE_CHECKING:
-    from dosapp.grid import Outcome
     from dosapp.result import Result
     from dosapp.run import Watch
 
@@ -53,26 +51,6 @@ def show(results: "list[Result]", as_json: bool, costs: bool = False) -> None:
         table.add_row(row.name, *(row.text(metric) for metric in columns))
     out.print(table)
     out.print(f"F = {DEFINITIONS['forgetting']}", style="dim", highlight=False, markup=False)
-
-
-def _counted(total: int) -> "Callable[[Outcome], None]":
-    """A line for every run of a grid as it ends."""
-    from dosapp.plan import label
-
-    count = 0
-
-    def watch(outcome: "Outcome") -> None:
-        nonlocal count
-        count += 1
-        found = outcome.result
-        said = outcome.error
-        if found:
-            F = found.metrics["forgetting"]
-            said = f"Acc {found.metrics['accuracy']:.1f}" + ("" if F is None else f"  F {F:.1f}")
-        name = f"{label(outcome.settings)}, seed {outcome.settings.seed}"
-        err.print(f"{count}/{total} {name}: {said}", highlight=False)
-
-    return watch
 
 
 # Commands
@@ -143,13 +121,15 @@ def grid(
     from dosapp.grid import grid as compute
     from dosapp.grid import plan
     from dosapp.plan import label
+    from dosapp.progress import many
 
     planned = plan(file, seeds)
     if dry_run:
         for one in planned:
             print(f"{label(one)}, {one.data}, seed {one.seed}")
         return
-    outcomes = compute(planned, folder, jobs=jobs, keep=keep, watch=_counted(len(planned)))
+    with many(planned, err) as watch:
+        outcomes = compute(planned, folder, jobs=jobs, keep=keep, watch=watch)
     places = {one.model_dump_json(): n for n, one in enumerate(planned)}
     ordered = sorted(outcomes, key=lambda o: places[o.settings.model_dump_json()])
     finished = [o.result for o in ordered if o.result]
@@ -179,6 +159,7 @@ def reproduce(
     from dataclasses import replace
 
     from dosapp.grid import grid as compute
+    from dosapp.progress import many
     from dosapp.reproduce import Ledger, Scale, command, runs, table, tables
     from dosapp.storage import write_bytes, write_json
 
@@ -202,7 +183,8 @@ def reproduce(
         err.print(f"{len(planned)} runs", highlight=False)
         return
     if not ledger:
-        outcomes = compute(planned, folder, jobs=jobs, watch=_counted(len(planned)))
+        with many(planned, err) as watch:
+            outcomes = compute(planned, folder, jobs=jobs, watch=watch)
         failed = [o for o in outcomes if o.result is None]
         if failed:
             err.print(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")

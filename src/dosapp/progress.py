@@ -1,12 +1,17 @@
 """What a person sees while a run goes on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
+from dosapp.grid import Outcome
+from dosapp.plan import label
 from dosapp.run import Watch
+from dosapp.settings import RunSettings
 
 
 @contextmanager
@@ -61,3 +66,60 @@ def progress(title: str, err: Console) -> Iterator[Watch]:
                 self.at(session, 1.0, f"{sum(row) / len(row):.1f} % on {len(row)} task(s)")
 
         yield Bar()
+
+
+@contextmanager
+def many(planned: Sequence[RunSettings], err: Console) -> Iterator[Callable[[Outcome], None]]:
+    """A grid as it fills: a table with the time left on a terminal, a line per run otherwise."""
+    done: list[Outcome] = []
+    names = list(dict.fromkeys(label(one) for one in planned))
+    bar = Progress(
+        TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=err
+    )
+    task = bar.add_task("runs", total=len(planned))
+
+    def screen() -> Group:
+        table = Table(box=None, header_style="bold")
+        for head in ("run", "done", "Acc", "F", "failed"):
+            table.add_column(head, justify="left" if head == "run" else "right")
+        begun = [name for name in names if any(label(o.settings) == name for o in done)]
+        for name in begun[-(err.height - 4) :]:
+            mine = [o for o in done if label(o.settings) == name]
+            found = [o.result.metrics for o in mine if o.result]
+            table.add_row(
+                name,
+                f"{len(mine)}/{sum(label(one) == name for one in planned)}",
+                _mean([m["accuracy"] for m in found]),
+                _mean([m["forgetting"] for m in found]),
+                str(len(mine) - len(found)) if len(found) < len(mine) else "",
+            )
+        return Group(table, bar)
+
+    if not err.is_terminal:
+
+        def line(outcome: Outcome) -> None:
+            done.append(outcome)
+            found, said = outcome.result, outcome.error
+            if found:
+                said = f"Acc {_mean([found.metrics['accuracy']])}"
+                said += f"  F {_mean([found.metrics['forgetting']])}"
+            name = f"{label(outcome.settings)}, seed {outcome.settings.seed}"
+            err.print(f"{len(done)}/{len(planned)} {name}: {said}", highlight=False)
+
+        yield line
+        return
+    with Live(screen(), console=err, refresh_per_second=2) as live:
+
+        def show(outcome: Outcome) -> None:
+            done.append(outcome)
+            bar.update(task, completed=len(done))
+            if outcome.result is None:
+                live.console.print(f"{label(outcome.settings)}: {outcome.error}", highlight=False)
+            live.update(screen())
+
+        yield show
+
+
+def _mean(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{sum(known) / len(known):.1f}" if known else "–"
