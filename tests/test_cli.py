@@ -214,7 +214,7 @@ def test_grid_report_and_demo_tell_where_they_wrote(tmp_path) -> None:
     assert "r/report.html" in done.stdout
     page = (tmp_path / "r/report.html").read_text()
     assert "SPU" in page
-    assert page.count("<svg") == 2
+    assert page.count("<svg") >= 2
     assert not re.findall(r"(?:src|href)=.https?:", page)  # works offline
     assert (tmp_path / "r/accuracy.png").stat().st_size > 10_000
     assert "±" in (tmp_path / "r/report.md").read_text()

@@ -10,12 +10,12 @@ from torch.nn.functional import normalize
 import checks
 from dosapp.backbones.added import within
 from dosapp.backbones.base import Insert
+from dosapp.backbones.prompted import Pool, Prefixes
 from dosapp.core.gaussian import RIDGE, Gaussians
 from dosapp.core.losses import class_loss, cross_entropy_to
 from dosapp.errors import BadInput
 from dosapp.learner import Learner
 from dosapp.methods.base import Batch
-from dosapp.methods.prompts import Pool, Prefixes
 from dosapp.methods.sparcl import grown
 from dosapp.methods.spu import SPU, ReleasedSPU
 from dosapp.plan import open_stream, plan
