@@ -375,14 +375,16 @@ def report(
         str | None, typer.Option(help="a row to subtract from the others, seed by seed")
     ] = None,
     costs: Annotated[bool, typer.Option(help="seconds and peak memory in the table")] = False,
+    order: Annotated[Path | None, typer.Option(help="a grid file whose order rows take")] = None,
     as_json: Json = False,
 ) -> None:
     """Results → report.md, .csv, .tex, .html, and figures as PNG, SVG and PDF."""
     from dosapp.report import write_report
+    from dosapp.grid import in_order
     from dosapp.report.tables import COLUMNS, WITH_COSTS
     from dosapp.store import results
 
-    found = results(places)
+    found = in_order(results(places), order)
     write_report(found, folder, title, against, WITH_COSTS if costs else COLUMNS)
     show(found, as_json, costs)
     if not as_json:

@@ -9,6 +9,7 @@ seeds: 0-4
 """
 
 import itertools
+import json
 import os
 import shutil
 import threading
@@ -53,6 +54,21 @@ def plan(path: Path, seeds: str | None = None) -> list[RunSettings]:
     ]
     planned.sort(key=lambda one: one.seed)  # a whole table early, then more seeds of it
     return list({one.model_dump_json(): one for one in planned}.values())
+
+
+def in_order(results: list[Result], path: Path | None) -> list[Result]:
+    """As a grid file has them; what it does not name comes last."""
+    if path is None:
+        return results
+    wanted = [_name(one.model_dump(mode="json")) for one in plan(path)]
+    place = {name: n for n, name in reversed(list(enumerate(wanted)))}
+    return sorted(results, key=lambda r: place.get(_name(r.settings), len(place)))
+
+
+def _name(settings: Mapping[str, Any]) -> str:
+    """What tells rows apart; the rate is written out only in results."""
+    known = {**RunSettings().model_dump(mode="json"), **settings}
+    return json.dumps([v for k, v in sorted(known.items()) if k not in ("seed", "lr")])
 
 
 def product(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,5 +1,5 @@
-"""Prompts with keys around a backbone: a pool beside the patches (L2P), or prefixes in the attention
-of the first blocks (DualPrompt). A picture's own feature, without any, decides which it gets.
+"""Prompts with keys around a backbone: a pool beside the patches (L2P), or prefixes in the first
+blocks' attention (DualPrompt). A picture's own feature, without any, decides which it gets.
 """
 
 from dataclasses import dataclass, replace

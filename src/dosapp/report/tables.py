@@ -93,12 +93,20 @@ def rows(results: Iterable[Result]) -> list[Row]:
 
 def _difference(one: Result, namesakes: list[Result]) -> str:
     differ = [
-        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+        _said(key, value)
         for key, value in _settings(one).items()
         if key not in ("seed", "data", "options")
         and any(_settings(other)[key] != value for other in namesakes)
     ]
+    differ = [words for words in differ if words]
     return f" ({', '.join(differ)})" if differ else ""
+
+
+def _said(key: str, value: object) -> str:
+    """`lr=0.1`; what is merely on or off is named when it is on."""
+    if isinstance(value, bool):
+        return key.replace("_", " ") if value else ""
+    return f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
 
 
 def _settings(result: Result) -> dict[str, Any]:
