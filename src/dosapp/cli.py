@@ -89,6 +89,10 @@ def run(
         Path | None, typer.Option("--out", help="run folder; none: runs/HASH, computed once")
     ] = None,
     resume: Annotated[bool, typer.Option(help="go on with the run in --out, or start it")] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="tensorboard, wandb or mlflow; log.jsonl is always there"),
+    ] = None,
     options: SetOption = None,
     as_json: Json = False,
 ) -> None:
@@ -97,11 +101,14 @@ def run(
     from dosapp.progress import progress
     from dosapp.run import run as compute
     from dosapp.store import Store
+    from dosapp.track import Tracked
 
     planned = plan(settings_from(config, {**flags, "options": parsed(options or [])}))
     place = folder or Store(Path("runs")).place(planned)
-    with progress(planned.settings.method, err) as watch:
+    with progress(planned.settings.method, err) as shown:
+        watch = Tracked(place, planned.settings, track or [], shown)
         result = compute(planned, place, resume=resume or folder is None, watch=watch)
+    watch.close()
     show([result], as_json)
     if not as_json:
         out.print(f"wrote {place}/result.json", highlight=False)
@@ -379,8 +386,8 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Results → report.md, .csv, .tex, .html, and figures as PNG, SVG and PDF."""
-    from dosapp.report import write_report
     from dosapp.grid import in_order
+    from dosapp.report import write_report
     from dosapp.report.tables import COLUMNS, WITH_COSTS
     from dosapp.store import results
 

@@ -29,6 +29,7 @@ from dosapp.run import run
 from dosapp.settings import RunSettings, read_yaml
 from dosapp.storage import write_bytes
 from dosapp.store import Store
+from dosapp.track import Tracked
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,9 @@ def compute(settings: RunSettings, folder: Path, keep: bool) -> Outcome:
         planned = prepare(settings)
         place = Store(folder).place(planned)
         fresh = not (place / "result.json").exists()
-        result = run(planned, place, resume=True)
+        watch = Tracked(place, planned.settings)
+        result = run(planned, place, resume=True, watch=watch)
+        watch.close()
         if fresh and not keep:
             shutil.rmtree(place / "learner", ignore_errors=True)
         return Outcome(settings, result)

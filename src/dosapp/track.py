@@ -1,0 +1,136 @@
+"""Where the numbers of a run go while it goes on: always to JSON lines, and to whoever asks.
+
+A tracker is two functions. Adding one is a function that opens it and a line in `TRACKERS`.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from dosapp.errors import BadInput, unknown
+from dosapp.run import Watch
+from dosapp.settings import RunSettings
+
+
+class Tracker(Protocol):
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Some numbers by name, at a step that counts through the whole run."""
+
+    def close(self) -> None: ...
+
+
+class Lines:
+    """`log.jsonl` in the run's folder; a resumed run goes on writing to it."""
+
+    def __init__(self, folder: Path, settings: RunSettings) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file = (folder / "log.jsonl").open("a")
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self.file.write(json.dumps({"step": step, "time": time.time(), **values}) + "\n")
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class TensorBoard:
+    def __init__(self, folder: Path, settings: RunSettings) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WeightsAndBiases:
+    def __init__(self, folder: Path, settings: RunSettings) -> None:
+        import wandb
+
+        config = settings.model_dump(mode="json")
+        self.run = wandb.init(project="dosapp", dir=str(folder), config=config)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self.run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class MLflow:
+    def __init__(self, folder: Path, settings: RunSettings) -> None:
+        import mlflow
+
+        self.api = mlflow
+        mlflow.set_experiment("dosapp")
+        mlflow.start_run(run_name=folder.name)
+        mlflow.log_params(settings.model_dump(mode="json"))
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self.api.log_metrics(dict(values), step=step)
+
+    def close(self) -> None:
+        self.api.end_run()
+
+
+TRACKERS: Mapping[str, Callable[[Path, RunSettings], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
+}
+
+
+class Tracked(Watch):
+    """Tells somebody who looks on what it sees, and the trackers too; they open when it begins."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: RunSettings,
+        names: Sequence[str] = (),
+        other: Watch | None = None,
+    ) -> None:
+        for name in names:
+            if name not in TRACKERS:
+                raise unknown("tracker", name, TRACKERS)
+        self.folder, self.settings, self.names = folder, settings, names
+        self.trackers: list[Tracker] = []
+        self.other, self.step = other or Watch(), 0
+
+    def begin(self, label: str, sessions: int) -> None:
+        self.trackers = [Lines(self.folder, self.settings)]
+        for name in self.names:
+            try:
+                self.trackers.append(TRACKERS[name](self.folder, self.settings))
+            except ImportError as error:
+                raise BadInput(f"tracking with {name} needs it: pip install {name}") from error
+        self.other.begin(label, sessions)
+
+    def _log(self, **values: float) -> None:
+        for tracker in self.trackers:
+            tracker.log(values, self.step)
+
+    def lesson(self, session: int, step: int, of: int, loss: float) -> None:
+        self.step += 1
+        self._log(session=session + 1, loss=loss)
+        self.other.lesson(session, step, of, loss)
+
+    def stream(self, session: int, step: int, of: int) -> None:
+        self.step += 1
+        self._log(session=session + 1, stream_step=step)
+        self.other.stream(session, step, of)
+
+    def measured(self, session: int, row: list[float]) -> None:
+        self._log(session=session + 1, accuracy=sum(row) / len(row))
+        self.other.measured(session, row)
+
+    def close(self) -> None:
+        for tracker in self.trackers:
+            tracker.close()
