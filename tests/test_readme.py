@@ -10,9 +10,17 @@ from PIL import Image
 
 import checks
 from dosapp import methods
-from dosapp.grid import plan
+from dosapp.grid import in_order, plan
 from dosapp.metrics import DEFINITIONS
-from dosapp.report.tables import markdown, on_the_stream, paired, rows
+from dosapp.report.tables import (
+    COLUMNS,
+    WITH_COSTS,
+    abilities,
+    markdown,
+    on_the_stream,
+    paired,
+    rows,
+)
 from dosapp.result import Result
 from dosapp.settings import TUNED
 from dosapp.store import results
@@ -108,6 +116,32 @@ def test_the_tables_in_the_docs_are_the_reports() -> None:
     main, probe = (rows(results([ROOT / "results" / name])) for name in ("foundation", "probe"))
     for table in (markdown(main), paired(main, "DoSAPP"), on_the_stream(main), markdown(probe)):
         assert table in page
+
+
+def test_the_tables_of_methods_are_the_reports() -> None:
+    page = (ROOT / "docs" / "methods.md").read_text()
+
+    def table(name: str, *, only: str = ""):
+        file = ROOT / "configs" / f"{name}.yaml"
+        found = in_order(results([ROOT / "results" / name]), file)
+        return rows([r for r in found if not only or r.settings[only] or not r.settings["stream"]])
+
+    every = table("methods")
+    assert all(len(row.results) == 3 for row in every)
+    assert markdown(every, WITH_COSTS) in page
+    assert abilities() in page
+    short = {name: COLUMNS[name] for name in ("accuracy", "forgetting")}
+    for only in ("imbalanced", "one_class"):
+        part = table("mitigations", only=only)
+        assert all(len(row.results) == 5 for row in part)
+        assert markdown(part, short) in page
+        assert paired(part, "DoSAPP") in page
+
+
+def test_every_method_has_its_paragraph() -> None:
+    page = (ROOT / "docs" / "methods.md").read_text()
+    for name in methods.METHODS:
+        assert re.search(rf"\*\*{name}\*\*", page), name
 
 
 def test_shipped_rates_say_where_they_come_from() -> None:

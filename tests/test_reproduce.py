@@ -17,6 +17,7 @@ from dosapp.reproduce import (
     Scale,
     command,
     judged,
+    opened,
     runs,
     same_stream,
     table,
@@ -24,6 +25,7 @@ from dosapp.reproduce import (
     value_of,
 )
 from dosapp.settings import RunSettings
+from dosapp.timing import estimate
 from test_cli import dosapp
 from test_report import made
 
@@ -111,6 +113,35 @@ class TestRuns:
         assert (
             command(settings) == "dosapp run --method spu --seed 2 --no-stream --set sparsity=0.3"
         )
+
+
+class TestTime:
+    def test_is_measured_in_turns_once_and_read_afterwards(self, tmp_path) -> None:
+        assert "not run" in opened("time", SMALL, tmp_path).markdown()
+        first = opened("time", SMALL, tmp_path, measure=True).facts()
+        assert {name: len(s) for name, s in first["seconds"].items()} == {
+            "all parameters": 2,
+            "DoSAPP": 2,
+            "SPU + RMT": 2,
+        }
+        again = opened("time", SMALL, tmp_path)
+        assert again.facts() == first
+        assert "(1.00)" in again.markdown()
+
+    def test_an_estimate_is_a_few_steps_times_all_of_them(self) -> None:
+        few = estimate(runs(["with-without-ttl"], SMALL))
+        many = estimate(runs(["with-without-ttl"], replace(SMALL, seeds="0-7")))
+        assert (few.runs, many.runs) == (4, 16)
+        assert many.seconds > 2 * few.seconds > 0
+
+
+def test_the_forgetting_maps_are_drawn_from_stored_results(tmp_path) -> None:
+    book = opened("forgetting-maps", SMALL, tmp_path)
+    book.draw(tmp_path / "maps")
+    assert not (tmp_path / "maps.png").exists()
+    grid(runs(["forgetting-maps"], replace(SMALL, seeds="0")), tmp_path)
+    opened("forgetting-maps", replace(SMALL, seeds="0"), tmp_path).draw(tmp_path / "maps")
+    assert (tmp_path / "maps.png").stat().st_size > 5000
 
 
 class TestLedger:

@@ -167,8 +167,9 @@ def reproduce(
 
     from dosapp.grid import grid as compute
     from dosapp.progress import many
-    from dosapp.reproduce import Ledger, Scale, command, runs, table, tables
+    from dosapp.reproduce import Scale, command, opened, runs, table, tables
     from dosapp.storage import write_bytes, write_json
+    from dosapp.timing import estimate
 
     if listed or name is None:
         for known in tables().values():
@@ -187,7 +188,10 @@ def reproduce(
     if dry_run:
         for one in planned:
             print(command(one))
-        err.print(f"{len(planned)} runs", highlight=False)
+        with err.status("measuring a few steps of each kind of run"):
+            cost = estimate(planned)
+        hours, memory = cost.seconds / 3600, f", {cost.memory:.0f} MB each" if cost.memory else ""
+        err.print(f"{cost.runs} runs, about {hours:.1f} hours one after the other{memory}")
         return
     if not ledger:
         with many(planned, err) as watch:
@@ -195,13 +199,15 @@ def reproduce(
         failed = [o for o in outcomes if o.result is None]
         if failed:
             err.print(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
-    found = [Ledger(one, size, folder) for one in names]
-    text = "\n".join(one.markdown() for one in found)
+    found = [opened(known, size, folder, not ledger) for known in names]
+    for book in found:
+        book.draw(folder / f"{book.table.name}-{scale}")
+    text = "\n".join(book.markdown() for book in found)
     place = folder / f"ledger-{scale}{'' if name == 'all' else '-' + name}"
-    write_json(place.with_suffix(".json"), [one.facts() for one in found])
+    write_json(place.with_suffix(".json"), [book.facts() for book in found])
     write_bytes(place.with_suffix(".md"), text.encode())
     if as_json:
-        print(json.dumps([one.facts() for one in found]))
+        print(json.dumps([book.facts() for book in found]))
     else:
         print(text)
         out.print(f"wrote {place}.md and .json", highlight=False)

@@ -21,9 +21,10 @@ from dosapp.plan import plan
 from dosapp.result import Result
 from dosapp.settings import RunSettings, read_yaml
 from dosapp.store import Store
+from dosapp.timing import in_turns
 
 PAPER = Path(__file__).parent / "paper"
-LOWER = ("forgetting",)  # metrics of which less is better
+LOWER = ("forgetting", "seconds")  # metrics of which less is better
 # Student's t for a two-sided 95 % interval, by degrees of freedom; beyond them the normal's.
 T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 
@@ -48,6 +49,7 @@ class Table:
     rows: Sequence[Row]
     claims: Sequence[Sequence[str]] = ()
     note: str = ""
+    kind: str = "table"  # or figure, drawn from the same results; or time, measured apart
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)
@@ -112,6 +114,8 @@ def runs(names: Sequence[str], scale: Scale) -> list[RunSettings]:
     """Every run the tables need, each once, a whole table early."""
     found: dict[str, RunSettings] = {}
     for name in names:
+        if table(name).kind == "time":
+            continue
         for row, data in _rows(table(name), scale):
             for one in scale.runs(table(name), row, data):
                 found.setdefault(one.model_dump_json(), one)
@@ -252,8 +256,9 @@ def judged(better: str, than: str, metric: str, differences: Sequence[float]) ->
 class Ledger:
     """A table at a scale, read from a store of results. It never runs anything."""
 
-    def __init__(self, name: str, scale: Scale, folder: Path) -> None:
+    def __init__(self, name: str, scale: Scale, folder: Path, measure: bool = False) -> None:
         self.table, self.scale, self.store = table(name), scale, Store(folder)
+        self.may_measure = measure  # the table of seconds is not made of runs
         self._read: dict[str, Result | None] = {}
 
     def _results(self, row: Row, data: str) -> dict[int, Result]:
@@ -301,6 +306,20 @@ class Ledger:
             found.append(judged(*names, metric, differences))
         return found
 
+    def draw(self, place: Path) -> None:
+        """If the paper's is a figure, ours beside the place as PNG, SVG and PDF."""
+        found = (
+            [r for cell in self.cells() for r in cell.results]
+            if self.table.kind == "figure"
+            else []
+        )
+        if not found:
+            return
+        from dosapp.report import figures
+        from dosapp.report.tables import rows
+
+        figures.write(figures.forgetting_maps(rows(found)), place.parent, place.name)
+
     def facts(self) -> dict[str, Any]:
         return {
             "table": self.table.name,
@@ -340,6 +359,39 @@ class Ledger:
                 lines.append(_line([words, gap, v.said]))
             lines.append("")
         return "\n".join(lines)
+
+
+class TimeLedger(Ledger):
+    """The table of seconds: measured in turns, in one process, and never a timed test."""
+
+    def draw(self, place: Path) -> None:
+        """There is nothing to draw."""
+
+    @cached_property
+    def measured(self) -> dict[str, Any]:
+        data = self.scale.stand_ins(self.table.data)[0]
+        rows = {row.name: self.scale.runs(self.table, row, data)[0] for row in self.table.rows}
+        return in_turns(rows, self.store.folder, self.may_measure) or {"seconds": {}}
+
+    def facts(self) -> dict[str, Any]:
+        return {"table": "time", "scale": self.scale.name, **self.measured}
+
+    def markdown(self) -> str:
+        found = self.measured["seconds"]
+        lines = [f"## {self.table.title}", "", self.table.note, ""]
+        if not found:
+            return "\n".join([*lines, "not run", ""])
+        lines += [_line(["session", *found]), _line(["---"] * (len(found) + 1))]
+        for t, base in enumerate(found["DoSAPP"]):
+            cells = [f"{s[t]:.1f} ({s[t] / base:.2f})" for s in found.values()]
+            lines.append(_line([str(t + 1), *cells]))
+        total = {name: sum(s) for name, s in found.items()}
+        cells = [f"{s:.1f} ({s / total['DoSAPP']:.2f})" for s in total.values()]
+        return "\n".join([*lines, _line(["all", *cells]), ""])
+
+
+def opened(name: str, scale: Scale, folder: Path, measure: bool = False) -> Ledger:
+    return (TimeLedger if table(name).kind == "time" else Ledger)(name, scale, folder, measure)
 
 
 def same_stream(one: Result, two: Result) -> None:
