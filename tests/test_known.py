@@ -259,6 +259,17 @@ class TestDecodedOnce:
         assert len(found) == 1
         assert "3.png' cannot be read" in found[0]
 
+    def test_or_is_left_out_and_counted_if_asked(self, tmp_path, tiny) -> None:
+        place = self.folder(tmp_path)
+        whole = load_dataset(str(place), tiny)
+        (place / "cat" / "3.png").write_bytes(b"\x89PNG")
+        with pytest.warns(UserWarning, match=r"1 picture\(s\) are left out; the first: .*3\.png"):
+            data = load_dataset(str(place), tiny, skip_bad=True)
+        before = len(whole.train.labels) + len(whole.test.labels)
+        assert len(data.train.labels) + len(data.test.labels) == before - 1
+        for part in (data.train, data.test):
+            assert len(part.pictures.read(range(len(part.labels)))) == len(part.labels)
+
 
 class TestShards:
     def shard(self, place: Path, labels: list[str]) -> None:

@@ -38,7 +38,12 @@ def open_stream(settings: RunSettings, net: Backbone) -> Stream:
     parts = []
     for name in s.data.split("+"):
         dataset = load_dataset(
-            name, net, train=s.train_images, test=s.test_images, data_dir=s.data_dir
+            name,
+            net,
+            train=s.train_images,
+            test=s.test_images,
+            data_dir=s.data_dir,
+            skip_bad=s.skip_bad_images,
         )
         if s.classes is not None:
             dataset = first_classes(dataset, s.classes)

@@ -78,6 +78,7 @@ class RunSettings(LearnerSettings):
 
     data: str = Field("shapes", description="dosapp datasets; a+b for one after the other")
     data_dir: Path | None = Field(None, description="a local copy of the paper's datasets")
+    skip_bad_images: bool = Field(False, description="leave out what cannot be read, and count it")
     tasks: int = Field(10, ge=1, description="tasks in each dataset")
     classes: int | None = Field(None, ge=1, description="use only so many classes of each dataset")
     class_order: Path | None = Field(None, description="class names in order, or lists of lists")

@@ -4,6 +4,7 @@ import hashlib
 import io
 import os
 import tarfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dosapp.data.base import Rows
+from dosapp.data.base import Part, Rows
 from dosapp.errors import BadInput
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".webp", ".tif", ".tiff"}
@@ -109,6 +110,29 @@ class Files:
                 raise BadInput(f"image '{place}' cannot be read ({error.strerror})") from error
             self._keys[row] = f"{place.name(self.root)}:{content}"
         return self._keys[row]
+
+
+def readable(part: Part) -> Part:
+    """Without the pictures that cannot be read, and a note of how many those are."""
+    files = part.pictures
+    assert isinstance(files, Files)
+
+    def fault(row: int) -> str:
+        try:
+            files.decode(row)
+        except BadInput as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(files.workers) as pool:
+        faults = list(pool.map(fault, range(len(files))))
+    bad = [text for text in faults if text]
+    if not bad:
+        return part
+    warnings.warn(f"{len(bad)} picture(s) are left out; the first: {bad[0]}", stacklevel=3)
+    good = [row for row, text in enumerate(faults) if not text]
+    kept = Files(tuple(files.places[row] for row in good), files.root, files.prepare)
+    return Part(kept, part.labels[good])
 
 
 def open_image(place: Place) -> Image.Image:
