@@ -47,7 +47,9 @@ def _decoded(dataset: Dataset, net: Backbone, skip_bad: bool) -> Dataset:
         if not isinstance(part.pictures, Files):
             return part
         folder = cache_folder() / "pictures"
-        part = readable(part) if skip_bad else part
-        return replace(part, pictures=Decoded(part.pictures, net.preparation, folder))
+        files, labels = (
+            readable(part.pictures, part.labels) if skip_bad else (part.pictures, part.labels)
+        )
+        return Part(Decoded(files, net.preparation, folder), labels)
 
     return replace(dataset, train=mapped(dataset.train), test=mapped(dataset.test))

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dosapp.data.base import Part, Rows
+from dosapp.data.base import Rows
 from dosapp.errors import BadInput
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".webp", ".tif", ".tiff"}
@@ -112,10 +112,8 @@ class Files:
         return self._keys[row]
 
 
-def readable(part: Part) -> Part:
+def readable(files: Files, labels: Rows) -> tuple[Files, Rows]:
     """Without the pictures that cannot be read, and a note of how many those are."""
-    files = part.pictures
-    assert isinstance(files, Files)
 
     def fault(row: int) -> str:
         try:
@@ -128,11 +126,11 @@ def readable(part: Part) -> Part:
         faults = list(pool.map(fault, range(len(files))))
     bad = [text for text in faults if text]
     if not bad:
-        return part
+        return files, labels
     warnings.warn(f"{len(bad)} picture(s) are left out; the first: {bad[0]}", stacklevel=3)
     good = [row for row, text in enumerate(faults) if not text]
     kept = Files(tuple(files.places[row] for row in good), files.root, files.prepare)
-    return Part(kept, part.labels[good])
+    return kept, labels[good]
 
 
 def open_image(place: Place) -> Image.Image:
