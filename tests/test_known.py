@@ -271,6 +271,68 @@ class TestDecodedOnce:
             assert len(part.pictures.read(range(len(part.labels)))) == len(part.labels)
 
 
+def test_two_folders_with_the_same_names_sizes_and_times_are_two_maps(tmp_path, tiny) -> None:
+    import os
+
+    found = []
+    for name, shade in (("one", 10), ("two", 200)):
+        for n in range(3):
+            place = tmp_path / name / "cat" / f"{n}.bmp"
+            paint(place, shade)
+            os.utime(place, (1, 1))
+        found.append(load_dataset(str(tmp_path / name), tiny).train.pictures.read([0]))
+    assert not torch.equal(*found)
+
+
+class TestOddPlaces:
+    def test_hidden_files_links_and_a_readme_beside_a_wrapper(self, tmp_path, tiny) -> None:
+        for n in range(4):
+            paint(tmp_path / "elsewhere" / f"{n}.png", n)
+            paint(tmp_path / "data" / "wrapper" / "dog" / f"{n}.png", n)
+        (tmp_path / "data" / "wrapper" / "cat").symlink_to(tmp_path / "elsewhere")
+        (tmp_path / "data" / "wrapper" / "back").symlink_to(tmp_path / "data")
+        (tmp_path / "data" / "README.md").write_text("x")
+        paint(tmp_path / "data" / "wrapper" / "dog" / "._0.png", 1)
+        data = load_dataset(str(tmp_path / "data"), tiny)
+        assert data.classes == ("cat", "dog")
+        assert len(data.train.labels) + len(data.test.labels) == 8
+
+    def test_val_is_a_test_part(self, tmp_path, tiny) -> None:
+        for part in ("train", "val"):
+            paint(tmp_path / part / "cat" / "0.png", 1)
+            paint(tmp_path / part / "dog" / "0.png", 1)
+        assert load_dataset(str(tmp_path), tiny).classes == ("cat", "dog")
+
+    def test_a_tar_is_the_same_as_its_folder(self, tmp_path, tiny) -> None:
+        for n in range(7):
+            paint(tmp_path / "pets" / "cat" / f"{n}.png", n)
+        with tarfile.open(tmp_path / "pets.tar", "w") as archive:
+            for n in (3, 1, 6, 0, 2, 5, 4):
+                archive.add(tmp_path / "pets" / "cat" / f"{n}.png", f"./pets/cat/{n}.png")
+        keys = []
+        for place in (tmp_path / "pets", tmp_path / "pets.tar"):
+            pictures = load_dataset(str(place), tiny).train.pictures
+            keys.append([pictures.key(n).rpartition("/")[2] for n in range(len(pictures))])
+        assert keys[0] == keys[1]
+
+    def test_a_csv_from_a_spreadsheet_and_one_with_a_short_row(self, tmp_path, tiny) -> None:
+        for n in range(3):
+            paint(tmp_path / f"{n}.png", n)
+        file = tmp_path / "list.csv"
+        file.write_bytes(b"\xef\xbb\xbfpath,label\n0.png,a\n1.png,a\n2.png,a\n")
+        assert load_dataset(str(file), tiny).classes == ("a",)
+        file.write_text("path,label,split\n0.png,a,train\n1.png,a,test\n2.png,a\n")
+        with pytest.raises(BadInput, match="has the split ''; use train or test"):
+            load_dataset(str(file), tiny)
+
+    def test_a_release_with_a_missing_picture_is_a_sentence(self, tmp_path, tiny) -> None:
+        (tmp_path / "data").mkdir()
+        for part in ("trainval", "test"):
+            (tmp_path / "data" / f"images_variant_{part}.txt").write_text("0034309 707-320")
+        with pytest.raises(BadInput, match="looks like the release of aircraft, but something"):
+            load_dataset("aircraft", tiny, data_dir=tmp_path)
+
+
 class TestShards:
     def shard(self, place: Path, labels: list[str]) -> None:
         parts = place.parent / place.stem
@@ -290,6 +352,12 @@ class TestShards:
         assert data.classes == ("cat", "dog")
         assert data.train.labels.tolist() == [0, 1, 0, 1]
         assert data.test.pictures.read([0, 1]).shape == (2, 3, 32, 32)
+
+    def test_a_shard_is_a_test_shard_by_a_word_of_its_name(self, tmp_path, tiny) -> None:
+        self.shard(tmp_path / "latest-0000.tar", ["cat", "dog", "cat", "dog"])
+        self.shard(tmp_path / "pets-val-0000.tar", ["cat", "dog"])
+        data = load_dataset(str(tmp_path), tiny)
+        assert (len(data.train.labels), len(data.test.labels)) == (4, 2)
 
     def test_a_picture_without_a_label_is_named(self, tmp_path, tiny) -> None:
         paint(tmp_path / "x" / "0.png", 1)

@@ -162,12 +162,19 @@ class TestLedger:
         assert "DoSAPP better than DoSAPP without TTL in accuracy" in text
         assert "39.14" not in text  # the paper's numbers are for the paper's scale
 
+    def test_what_cannot_be_opened_here_was_not_run_here(self, tmp_path) -> None:
+        away = replace(SMALL, data={"single": ["nowhere/x"], "long": ["nowhere/x"]})
+        book = Ledger("with-without-ttl", away, tmp_path)
+        assert {cell.status for cell in book.cells()} == {"not run"}
+        assert "does not exist" in book.reasons[0]
+
     def test_earlier_tasks_before_and_after(self, tmp_path) -> None:
         grid(runs(["ttl-before-after"], SMALL), tmp_path)
         book = Ledger("ttl-before-after", SMALL, tmp_path)
         cells = book.cells()
         assert [len(cell.values) for cell in cells[:4]] == [2, 2, 2, 2]
         assert cells[4].values == []  # there are only two sessions
+        assert cells[4].status == "not at this scale"
         assert book.verdicts()[0].pairs == 2
 
     @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import sys
 import warnings
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -105,10 +106,11 @@ def run(
 
     planned = plan(settings_from(config, {**flags, "options": parsed(options or [])}))
     place = folder or Store(Path("runs")).place(planned)
-    with progress(planned.settings.method, err) as shown:
-        watch = Tracked(place, planned.settings, track or [], shown)
+    with (
+        progress(planned.settings.method, err) as shown,
+        closing(Tracked(place, planned.settings, track or [], shown)) as watch,
+    ):
         result = compute(planned, place, resume=resume or folder is None, watch=watch)
-    watch.close()
     show([result], as_json)
     if not as_json:
         out.print(f"wrote {place}/result.json", highlight=False)
@@ -165,6 +167,7 @@ def reproduce(
     """A table of the paper, at a scale: compute what is missing, and write the ledger."""
     from dataclasses import replace
 
+    from dosapp.grid import Outcome
     from dosapp.grid import grid as compute
     from dosapp.progress import many
     from dosapp.reproduce import Scale, command, opened, runs, table, tables
@@ -193,24 +196,27 @@ def reproduce(
         hours, memory = cost.seconds / 3600, f", {cost.memory:.0f} MB each" if cost.memory else ""
         err.print(f"{cost.runs} runs, about {hours:.1f} hours one after the other{memory}")
         return
+    failed: list[Outcome] = []
     if not ledger:
         with many(planned, err) as watch:
             outcomes = compute(planned, folder, jobs=jobs, watch=watch)
         failed = [o for o in outcomes if o.result is None]
-        if failed:
-            err.print(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
     found = [opened(known, size, folder, not ledger) for known in names]
-    for book in found:
-        book.draw(folder / f"{book.table.name}-{scale}")
     text = "\n".join(book.markdown() for book in found)
     place = folder / f"ledger-{scale}{'' if name == 'all' else '-' + name}"
     write_json(place.with_suffix(".json"), [book.facts() for book in found])
     write_bytes(place.with_suffix(".md"), text.encode())
+    for book in found:
+        book.draw(folder / f"{book.table.name}-{scale}")
+        for reason in dict.fromkeys(book.reasons):
+            err.print(f"note: {reason}", highlight=False)
     if as_json:
         print(json.dumps([book.facts() for book in found]))
     else:
         print(text)
         out.print(f"wrote {place}.md and .json", highlight=False)
+    if failed:
+        raise BadInput(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
 
 
 @app.command()

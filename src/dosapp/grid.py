@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -136,9 +137,8 @@ def compute(settings: RunSettings, folder: Path, keep: bool) -> Outcome:
         planned = prepare(settings)
         place = Store(folder).place(planned)
         fresh = not (place / "result.json").exists()
-        watch = Tracked(place, planned.settings)
-        result = run(planned, place, resume=True, watch=watch)
-        watch.close()
+        with closing(Tracked(place, planned.settings)) as watch:
+            result = run(planned, place, resume=True, watch=watch)
         if fresh and not keep:
             shutil.rmtree(place / "learner", ignore_errors=True)
         return Outcome(settings, result)

@@ -36,7 +36,7 @@ def open_stream(settings: RunSettings, net: Backbone) -> Stream:
     s = settings
     order, groups = _order(s.class_order)
     parts = []
-    for name in s.data.split("+"):
+    for name in [s.data] if Path(s.data).exists() else s.data.split("+"):
         dataset = load_dataset(
             name,
             net,

@@ -26,7 +26,10 @@ from dosapp.timing import in_turns
 PAPER = Path(__file__).parent / "paper"
 LOWER = ("forgetting", "seconds")  # metrics of which less is better
 # Student's t for a two-sided 95 % interval, by degrees of freedom; beyond them the normal's.
-T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
+T95 = (
+    *(12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13),
+    *(2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04),
+)
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ class Cell:
     def status(self) -> str:
         """Only at the paper's scale is a number set against the paper's."""
         if not self.values:
-            return "not run"
+            return "not at this scale" if self.results and self.row.session else "not run"
         if not self.paper_scale:
             return "run"
         if self.row.inconsistent:
@@ -259,6 +262,7 @@ class Ledger:
     def __init__(self, name: str, scale: Scale, folder: Path, measure: bool = False) -> None:
         self.table, self.scale, self.store = table(name), scale, Store(folder)
         self.may_measure = measure  # the table of seconds is not made of runs
+        self.reasons: list[str] = []  # why rows could not be looked up
         self._read: dict[str, Result | None] = {}
 
     def _results(self, row: Row, data: str) -> dict[int, Result]:
@@ -267,12 +271,19 @@ class Ledger:
         for settings in self.scale.runs(self.table, row, data):
             key = settings.model_dump_json()
             if key not in self._read:
-                place = self.store.place(plan(settings)) / "result.json"
-                self._read[key] = Result.read(place) if place.exists() else None
+                self._read[key] = self._stored(settings)
             result = self._read[key]
             if result is not None:
                 found[settings.seed] = result
         return found
+
+    def _stored(self, settings: RunSettings) -> Result | None:
+        try:
+            place = self.store.place(plan(settings)) / "result.json"
+        except BadInput as error:  # no data or no backbone here: then it has not been run here
+            self.reasons.append(str(error))
+            return None
+        return Result.read(place) if place.exists() else None
 
     def cells(self) -> list[Cell]:
         paper = not self.scale.data
@@ -395,13 +406,11 @@ def opened(name: str, scale: Scale, folder: Path, measure: bool = False) -> Ledg
 
 
 def same_stream(one: Result, two: Result) -> None:
-    """Two results can be compared if they measure the same thing on the same pictures."""
+    """Two results can be compared if they measure the same thing on the same tasks."""
     shared = set(one.definitions) & set(two.definitions)
     if any(one.definitions[name] != two.definitions[name] for name in shared):
         raise BadInput(f"results {one.key} and {two.key} define their metrics differently")
-    if one.tasks != two.tasks and [t["classes"] for t in one.tasks] != [
-        t["classes"] for t in two.tasks
-    ]:
+    if [t["classes"] for t in one.tasks] != [t["classes"] for t in two.tasks]:
         raise BadInput(f"results {one.key} and {two.key} are of different tasks")
 
 

@@ -6,6 +6,7 @@ A tracker is two functions. Adding one is a function that opens it and a line in
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +17,7 @@ from dosapp.settings import RunSettings
 
 class Tracker(Protocol):
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Some numbers by name, at a step that counts through the whole run."""
+        """Some numbers by name, at a step that counts on when a run is resumed."""
 
     def close(self) -> None: ...
 
@@ -26,7 +27,12 @@ class Lines:
 
     def __init__(self, folder: Path, settings: RunSettings) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.file = (folder / "log.jsonl").open("a")
+        path = folder / "log.jsonl"
+        whole = (
+            [n for n in path.read_text().splitlines() if n.endswith("}")] if path.exists() else []
+        )
+        self.last: int = json.loads(whole[-1])["step"] if whole else 0
+        self.file = path.open("a")
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         self.file.write(json.dumps({"step": step, "time": time.time(), **values}) + "\n")
@@ -87,6 +93,9 @@ TRACKERS: Mapping[str, Callable[[Path, RunSettings], Tracker]] = {
 }
 
 
+PACKAGES = frozenset(TRACKERS)
+
+
 class Tracked(Watch):
     """Tells somebody who looks on what it sees, and the trackers too; they open when it begins."""
 
@@ -100,17 +109,16 @@ class Tracked(Watch):
         for name in names:
             if name not in TRACKERS:
                 raise unknown("tracker", name, TRACKERS)
+            if name in PACKAGES and find_spec(name) is None:
+                raise BadInput(f"tracking with {name} needs it: pip install {name}")
         self.folder, self.settings, self.names = folder, settings, names
         self.trackers: list[Tracker] = []
         self.other, self.step = other or Watch(), 0
 
     def begin(self, label: str, sessions: int) -> None:
-        self.trackers = [Lines(self.folder, self.settings)]
-        for name in self.names:
-            try:
-                self.trackers.append(TRACKERS[name](self.folder, self.settings))
-            except ImportError as error:
-                raise BadInput(f"tracking with {name} needs it: pip install {name}") from error
+        lines = Lines(self.folder, self.settings)
+        self.step = lines.last  # a resumed run counts on; it may repeat steps since its checkpoint
+        self.trackers = [lines, *(TRACKERS[n](self.folder, self.settings) for n in self.names)]
         self.other.begin(label, sessions)
 
     def _log(self, **values: float) -> None:

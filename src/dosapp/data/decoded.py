@@ -20,6 +20,7 @@ from torch import Tensor
 
 from dosapp.data.base import Rows
 from dosapp.data.files import Files
+from dosapp.errors import BadInput
 from dosapp.storage import write_bytes
 
 FORMAT = 1
@@ -57,8 +58,12 @@ class Decoded:
     def name(self) -> str:
         seen = []
         for place in self.files.places:
-            stat = place.path.stat()
-            seen.append([place.name(self.files.root), stat.st_size, stat.st_mtime_ns, place.start])
+            try:
+                stat = place.path.stat()
+            except OSError as error:
+                raise BadInput(f"image '{place}' cannot be read ({error.strerror})") from error
+            where = [str(place.path.resolve()), place.start, place.size]
+            seen.append([*where, stat.st_size, stat.st_mtime_ns])
         text = json.dumps([FORMAT, self.preparation, seen])
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -94,6 +99,7 @@ class Decoded:
             whole.flush()
             keys = [self.files.key(row) for row in range(count)]
             write_bytes(self.folder / f"{self.name}.json", json.dumps(keys).encode())
+            os.chmod(temporary, 0o644)  # others may share the cache
             os.replace(temporary, place)  # last: a map that is there is whole
         finally:
             Path(temporary).unlink(missing_ok=True)

@@ -53,23 +53,46 @@ Tree = Mapping[str, Place]  # relative name → where it is
 
 
 def tree(root: Path) -> Tree:
-    """Everything in a folder or a tar archive; a single folder around it all is looked through."""
-    if root.is_dir():
-        files = sorted(path for path in root.rglob("*") if path.is_file())
-        found = {path.relative_to(root).as_posix(): Place(path) for path in files}
-    else:
-        try:
-            with tarfile.open(root, "r:") as archive:  # uncompressed: members can be found again
-                found = {
-                    m.name.removeprefix("./"): Place(root, m.name, m.offset_data, m.size)
-                    for m in archive
-                    if m.isfile()
-                }
-        except (tarfile.TarError, OSError) as error:
-            raise BadInput(f"'{root}' is not an uncompressed tar archive ({error})") from error
-    tops = {name.partition("/")[0] for name in found}
-    if len(tops) == 1 and any(name.count("/") > 1 for name in found):  # not one class alone
-        found = {name.partition("/")[2]: place for name, place in found.items()}
+    """Everything in a folder or a tar archive, by name; hidden files are not seen."""
+    found = _in_folder(root) if root.is_dir() else _in_tar(root)
+    return {n: found[n] for n in sorted(found) if not any(p[0] == "." for p in n.split("/"))}
+
+
+def unwrapped(found: Tree) -> Tree:
+    """Without a single folder around all pictures, unless that is a class itself."""
+    pictures = [name for name, place in found.items() if place.suffix in SUFFIXES]
+    tops = {name.partition("/")[0] for name in pictures}
+    if len(tops) == 1 and any(name.count("/") > 1 for name in pictures):
+        around = f"{tops.pop()}/"
+        found = {n.removeprefix(around): p for n, p in found.items() if n.startswith(around)}
+    return found
+
+
+def _in_folder(root: Path) -> dict[str, Place]:
+    found, seen = {}, set()
+    for folder, inner, names in os.walk(root, followlinks=True):
+        here = Path(folder)
+        if here.resolve() in seen:  # a link that leads back
+            inner.clear()
+            continue
+        seen.add(here.resolve())
+        for name in names:
+            found[(here / name).relative_to(root).as_posix()] = Place(here / name)
+    return found
+
+
+def _in_tar(path: Path) -> dict[str, Place]:
+    found = {}
+    try:
+        with tarfile.open(path, "r:") as archive:  # uncompressed: members can be found again
+            for entry in archive:
+                name = entry.name.removeprefix("./")
+                # A hard link is a second name for an earlier member.
+                file = archive.getmember(entry.linkname) if entry.islnk() else entry
+                if file.isreg() and file.sparse is None:
+                    found[name] = Place(path, name, file.offset_data, file.size)
+    except (tarfile.TarError, OSError, KeyError) as error:
+        raise BadInput(f"'{path}' is not an uncompressed tar archive ({error})") from error
     return found
 
 

@@ -9,13 +9,14 @@ FILE.csv with columns path, label and perhaps split (train or test)
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 
 from dosapp.core.chance import chance
 from dosapp.data.base import Dataset, Part, Prompts
-from dosapp.data.files import SUFFIXES, Files, Place, Prepare, Tree, tree
+from dosapp.data.files import SUFFIXES, Files, Place, Prepare, Tree, tree, unwrapped
 from dosapp.errors import BadInput
 
 Found = list[tuple[Place, str]]  # picture, class name
@@ -40,9 +41,10 @@ def found_in(place: Path) -> tuple[Found, Found]:
     """Training and test pictures with their class names, whatever the layout."""
     if place.is_file() and place.suffix != ".tar":
         return _from_csv(place)
-    names = tree(place)
-    shards = {n: p for n, p in names.items() if n.endswith(".tar")}
-    if shards or _is_shard(names):
+    names = unwrapped(tree(place))
+    shards = {n: p for n, p in names.items() if n.endswith(".tar") and "/" not in n}
+    pictures = any(p.suffix in SUFFIXES for p in names.values())
+    if (shards and not pictures) or _is_shard(names):
         return _from_shards(shards or {place.name: Place(place)})
     return from_folders(names, place)
 
@@ -59,12 +61,13 @@ def _readable(name: str) -> str:
 
 def from_folders(names: Tree, root: Path) -> tuple[Found, Found]:
     tops = {name.partition("/")[0] for name in names if "/" in name}
-    if not {"train", "test"} <= tops:
+    asked = next((name for name in ("test", "val") if name in tops), "")
+    if "train" not in tops or not asked:
         return _thirds(_classes(names, root))
     train, test = (
         _classes({n.removeprefix(f"{s}/"): p for n, p in names.items() if n.startswith(f"{s}/")},
                  root / s)
-        for s in ("train", "test")
+        for s in ("train", asked)
     )  # fmt: skip
     lonely = {name for _, name in train} ^ {name for _, name in test}
     if lonely:
@@ -103,14 +106,25 @@ def _thirds(found: Found) -> tuple[Found, Found]:
 
 
 def _is_shard(names: Tree) -> bool:
-    return any(name.endswith((".cls", ".cls.txt")) for name in names)
+    stems = {_key(name) for name, place in names.items() if place.suffix in SUFFIXES}
+    return any(name.endswith(LABELS) and _key(name) in stems for name in names)
+
+
+LABELS = (".cls", ".txt", ".json")
+
+
+def _key(name: str) -> str:
+    """Everything before the first dot of the last part of a name."""
+    folder, slash, last = name.rpartition("/")
+    return folder + slash + last.partition(".")[0]
 
 
 def _from_shards(shards: Tree) -> tuple[Found, Found]:
     train: Found = []
     test: Found = []
     for name, place in sorted(shards.items()):
-        into = test if any(word in Path(name).name for word in ("test", "val")) else train
+        words = re.split(r"[^a-z]+", Path(name).stem.lower())
+        into = test if {"test", "val", "validation"} & set(words) else train
         into += _pairs(tree(place.path), place.path)
     return (train, test) if test else _thirds(train)
 
@@ -118,28 +132,34 @@ def _from_shards(shards: Tree) -> tuple[Found, Found]:
 def _pairs(names: Tree, shard: Path) -> Found:
     labels: dict[str, str] = {}
     for name, place in names.items():
-        key, _, kind = name.partition(".")
-        if kind in ("cls", "txt", "cls.txt"):
-            labels[key] = place.read().decode().strip()
-        elif kind == "json":
-            said = json.loads(place.read())
-            labels.setdefault(key, str(said.get("label", said.get("class", ""))))
-    found = []
+        if name.endswith(".json"):
+            try:
+                said = json.loads(place.read())
+            except ValueError as error:
+                raise BadInput(f"'{shard}' has a '{name}' that is not JSON ({error})") from error
+            if (
+                isinstance(said, dict)
+                and (found := said.get("label", said.get("class"))) is not None
+            ):
+                labels.setdefault(_key(name), str(found))
+        elif name.endswith(LABELS):
+            labels[_key(name)] = place.read().decode().strip()
+    pairs = []
     for name, place in names.items():
         if place.suffix in SUFFIXES:
-            label = labels.get(name.partition(".")[0])
+            label = labels.get(_key(name))
             if not label:
                 raise BadInput(f"'{shard}' has a picture '{name}' without a .cls beside it")
-            found.append((place, label))
-    if not found:
+            pairs.append((place, label))
+    if not pairs:
         raise BadInput(f"'{shard}' has no pictures in it")
-    return found
+    return pairs
 
 
 def _from_csv(path: Path) -> tuple[Found, Found]:
     try:
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+        with path.open(newline="", encoding="utf-8-sig") as file:  # Excel writes a mark first
+            rows = list(csv.DictReader(file, skipinitialspace=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"'{path}' cannot be read as CSV ({error})") from error
     if not rows or not {"path", "label"} <= set(rows[0]):
@@ -150,8 +170,8 @@ def _from_csv(path: Path) -> tuple[Found, Found]:
     splits = [row.get("split") for row in rows]
     if not any(splits):
         return _thirds(found)
-    strange = next((s for s in splits if s not in ("train", "test")), None)
-    if strange is not None:
-        raise BadInput(f"'{path}' has the split '{strange}'; use train or test")
+    strange = [str(s or "") for s in splits if s not in ("train", "test")]
+    if strange:
+        raise BadInput(f"'{path}' has the split '{strange[0]}'; use train or test")
     pairs = list(zip(found, splits, strict=True))
     return [f for f, s in pairs if s == "train"], [f for f, s in pairs if s == "test"]

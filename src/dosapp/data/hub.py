@@ -33,8 +33,12 @@ def hub_data(name: str, prepare: Prepare) -> Dataset:
             raise BadInput(
                 f"{name} could not be loaded from the hub ({where}: {error}); give --data-dir"
             ) from error
+        column = table.features[known.hub["label"]]
+        names = list(getattr(column, "names", None) or known.classes)
+        said = known.labels(names, where)  # its own order may be another
+        place = np.array([list(known.classes).index(said[name]) for name in names])
         rows = Column(table, known.hub["image"], f"{where}/{part_of}", prepare)
-        parts.append(Part(rows, np.asarray(table[known.hub["label"]], dtype=np.int64)))
+        parts.append(Part(rows, place[np.asarray(table[known.hub["label"]], dtype=np.int64)]))
     return known.dataset(parts[0], parts[1], known.hub["train"][0])
 
 

@@ -103,7 +103,12 @@ def known_data(name: str, place: Path, prepare: Prepare) -> Dataset:
             place = inside
             break
     names = tree(place) if place.is_dir() or place.suffix == ".tar" else {}
-    released = RELEASES[name](names, known.classes, prepare)
+    try:
+        released = RELEASES[name](names, known.classes, prepare)
+    except (KeyError, ValueError, IndexError) as error:
+        raise BadInput(
+            f"'{place}' looks like the release of {name}, but something is missing in it ({error})"
+        ) from error
     if released is not None:
         return known.dataset(*released, str(place))
     train, test = found_in(place)

@@ -5,6 +5,7 @@ positions in the official class names; None if what lies there is something else
 """
 
 import hashlib
+import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,11 +87,9 @@ def gtsrb(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None
     file, label = header.index("Filename"), header.index("ClassId")
     tests = {Path(n).name: p for n, p in names.items() if "Final_Test" in n}
     test = [(tests[row[file]], int(row[label])) for row in rows]
-    train = [
-        (p, int(n.split("/")[-2]))
-        for n, p in names.items()
-        if "Training/" in n and p.suffix == ".ppm"
-    ]
+    folders = [n for n, p in names.items() if p.suffix == ".ppm" and "Final_Test" not in n]
+    final = [n for n in folders if "Final_Training/" in n]  # the archive of 2011 has others too
+    train = [(names[n], int(n.split("/")[-2])) for n in final or folders]
     return _parts([train, test], prepare)
 
 
@@ -106,8 +105,8 @@ def cars(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
     halves = []
     for split, place in zip(("cars_train", "cars_test"), lists, strict=True):
         assert place is not None
-        images = {Path(n).name: p for n, p in names.items() if f"{split}/" in f"/{n}"}
-        rows = loadmat(place.path, squeeze_me=True)["annotations"]
+        images = {Path(n).name: p for n, p in names.items() if f"/{split}/" in f"/{n}"}
+        rows = loadmat(io.BytesIO(place.read()), squeeze_me=True)["annotations"]
         halves.append([(images[str(r["fname"])], int(r["class"]) - 1) for r in rows])
     return _parts(halves, prepare)
 
