@@ -10,7 +10,7 @@ from PIL import Image
 
 import checks
 from dosapp import methods
-from dosapp.grid import in_order, plan
+from dosapp.grid import plan, rows_of
 from dosapp.metrics import DEFINITIONS
 from dosapp.report.tables import (
     COLUMNS,
@@ -121,17 +121,16 @@ def test_the_tables_in_the_docs_are_the_reports() -> None:
 def test_the_tables_of_methods_are_the_reports() -> None:
     page = (ROOT / "docs" / "methods.md").read_text()
 
-    def table(name: str, *, only: str = ""):
-        file = ROOT / "configs" / f"{name}.yaml"
-        found = in_order(results([ROOT / "results" / name]), file)
+    def table(name: str, store: str, *, only: str = ""):
+        found = rows_of(ROOT / "configs" / f"{name}.yaml", results([ROOT / "results" / store]))
         return rows([r for r in found if not only or r.settings[only] or not r.settings["stream"]])
 
-    every = table("methods")
+    every = table("methods", "tiny")
     assert markdown(every, WITH_COSTS) in page
     assert abilities() in page
     short = {name: COLUMNS[name] for name in ("accuracy", "forgetting")}
     for only in ("imbalanced", "one_class"):
-        part = table("mitigations", only=only)
+        part = table("mitigations", "mitigations", only=only)
         assert all(len(row.results) == 5 for row in part)
         assert markdown(part, short) in page
         assert paired(part, "DoSAPP") in page

@@ -1,7 +1,7 @@
 """Each method does what it is for on the embedded benchmark, by a margin noise does not cross.
 
 Learners are compared with FLYP on the demo's five tasks, the same seed, whose result is committed
-(`results/methods`). Adapters meet noise, which is what they were made for.
+(`results/tiny`). Adapters meet noise, which is what they were made for.
 """
 
 from functools import cache
@@ -13,6 +13,7 @@ import torch
 
 from dosapp.backbones.base import Backbone
 from dosapp.core.losses import distillation, drift, relation
+from dosapp.grid import rows_of
 from dosapp.learner import Learner
 from dosapp.methods.mas import MAS
 from dosapp.plan import open_stream
@@ -24,13 +25,14 @@ from dosapp.store import results
 pytestmark = pytest.mark.slow
 
 DEMO = {"data": "shapes", "classes": 50, "tasks": 5}
-COMMITTED = Path(__file__).parents[1] / "results" / "methods"
+ROOT = Path(__file__).parents[1]
 
 
 @cache
 def committed(label: str) -> Result:
     """Seed 0 of a row of docs/methods.md."""
-    found = [r for r in results([COMMITTED]) if r.label == label and r.settings["seed"] == 0]
+    rows = rows_of(ROOT / "configs" / "methods.yaml", results([ROOT / "results" / "tiny"]))
+    found = [r for r in rows if r.label == label and r.settings["seed"] == 0]
     assert len(found) == 1
     return found[0]
 

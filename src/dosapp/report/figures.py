@@ -115,11 +115,16 @@ def before_after(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | 
     return figure
 
 
+LEGIBLE = 14  # names that fit into a plane
+
+
 def plane(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | None:
     """Accuracy at the end against forgetting; the best corner is the upper left."""
     rows = [row for row in rows if row.values("forgetting") and row.label != "zero-shot"]
     if len(rows) < 2:
         return None
+    if len(rows) > LEGIBLE:
+        return _ranked(rows, colour_of)
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7.2, 5.4), layout="constrained")
         points = []
@@ -147,6 +152,27 @@ def plane(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | None:
                 size=7,
                 arrowprops=line,
             )
+    return figure
+
+
+def _ranked(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure:
+    """The same two numbers for more rows than a plane can name, best accuracy first."""
+    rows = sorted(rows, key=lambda row: float(np.mean(row.values("accuracy"))))
+    with plt.rc_context(STYLE):
+        figure, pair = plt.subplots(
+            1, 2, figsize=(7.2, 1 + 0.2 * len(rows)), layout="constrained", sharey=True
+        )
+        heads = {"accuracy": "accuracy at the end, %", "forgetting": "forgotten, points"}
+        for axes, (metric, head) in zip(pair, heads.items(), strict=True):
+            for n, row in enumerate(rows):
+                x = np.array(row.values(metric))
+                spread = {"xerr": x.std(ddof=1)} if len(x) > 1 else {}
+                axes.errorbar(
+                    x.mean(), n, fmt="o", ms=4, color=colour_of[row.name], elinewidth=0.6, **spread
+                )
+            axes.set(xlabel=head)
+        pair[0].set_ylim(-0.7, len(rows) - 0.3)
+        pair[0].set_yticks(range(len(rows)), [title(row) for row in rows], size=7)
     return figure
 
 
