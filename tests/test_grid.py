@@ -1,5 +1,8 @@
 """Many runs, each once; and the rate that the first task can tell."""
 
+import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -132,3 +135,50 @@ class TestTuning:
         assert RunSettings(method="spu").rate > 1e-5
         assert RunSettings(method="spu", lr=0.5).rate == 0.5
         assert RunSettings(method="spu", backbone="ViT-B-16").rate == 7.5e-6
+
+
+class TestRay:
+    def test_a_killed_worker_is_replaced_and_loses_nothing(self, tmp_path) -> None:
+        """The run goes on from its checkpoint, and ends where an undisturbed one ends."""
+        pytest.importorskip("ray")
+        long = {"method": "spu", "epochs": 30, "batch": 4}
+        file = write(tmp_path / "g.yaml", runs=[long])
+        planned = plan(file)
+        [calm] = grid(planned, tmp_path / "calm", jobs=2)
+        command = [sys.executable, "-m", "dosapp", "grid", str(file), "--engine", "ray"]
+        process = subprocess.Popen(
+            [*command, "--out", "store", "--json"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            wait_for(lambda: bool(list((tmp_path / "store").rglob("working.safetensors"))))
+            [lock] = (tmp_path / "store").rglob(".lock")
+            worker = holder(lock)
+            assert worker != process.pid
+            os.kill(worker, signal.SIGKILL)
+            said, complaint = process.communicate(timeout=300)
+        finally:
+            process.kill()
+        assert process.returncode == 0, complaint
+        [found] = json.loads(said)
+        assert found["weights"] == calm.result.weights
+        assert holder(lock) is None
+
+    def test_a_failed_run_is_a_sentence(self, tmp_path, small, monkeypatch) -> None:
+        monkeypatch.setitem(sys.modules, "ray", None)
+        with pytest.raises(BadInput, match=r"pip install 'dosapp\[ray\]'"):
+            grid([small()], tmp_path, engine="ray")
+
+
+def holder(file: Path) -> int | None:
+    """The process that has this file open."""
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if link.readlink() == file:
+                return int(link.parts[2])
+        except OSError:  # gone since, or not ours
+            continue
+    return None

@@ -5,7 +5,7 @@ import sys
 import warnings
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -32,6 +32,10 @@ out, err = Console(), Console(stderr=True)
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for machines")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="a setting of the method, name=value; repeatable")
+]
+Engine = Annotated[
+    Literal["processes", "ray"],
+    typer.Option(help="who computes: processes here, or a Ray cluster (RAY_ADDRESS)"),
 ]
 Config = Annotated[Path | None, typer.Argument(help="a YAML file of settings; flags win over it")]
 
@@ -123,6 +127,7 @@ def grid(
     seeds: Annotated[str | None, typer.Option(help="0-4 or 0,2,5")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
     keep: Annotated[bool, typer.Option(help="keep each run's learner, not only results")] = False,
+    engine: Engine = "processes",
     dry_run: Annotated[bool, typer.Option(help="print what would run")] = False,
     as_json: Json = False,
 ) -> None:
@@ -138,7 +143,7 @@ def grid(
             print(f"{label(one)}, {one.data}, seed {one.seed}")
         return
     with many(planned, err) as watch:
-        outcomes = compute(planned, folder, jobs=jobs, keep=keep, watch=watch)
+        outcomes = compute(planned, folder, jobs=jobs, keep=keep, engine=engine, watch=watch)
     places = {one.model_dump_json(): n for n, one in enumerate(planned)}
     ordered = sorted(outcomes, key=lambda o: places[o.settings.model_dump_json()])
     finished = [o.result for o in ordered if o.result]
@@ -159,6 +164,7 @@ def reproduce(
     backbone: Annotated[str | None, typer.Option(help="instead of the scale's")] = None,
     references: Annotated[str | None, typer.Option(help="pictures with captions for ZSCL")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
+    engine: Engine = "processes",
     listed: Annotated[bool, typer.Option("--list", help="the tables there are")] = False,
     dry_run: Annotated[bool, typer.Option(help="print what would run")] = False,
     ledger: Annotated[bool, typer.Option(help="run nothing, only read what is there")] = False,
@@ -199,7 +205,7 @@ def reproduce(
     failed: list[Outcome] = []
     if not ledger:
         with many(planned, err) as watch:
-            outcomes = compute(planned, folder, jobs=jobs, watch=watch)
+            outcomes = compute(planned, folder, jobs=jobs, engine=engine, watch=watch)
         failed = [o for o in outcomes if o.result is None]
     found = [opened(known, size, folder, not ledger) for known in names]
     text = "\n".join(book.markdown() for book in found)
@@ -394,16 +400,20 @@ def report(
         str | None, typer.Option(help="a row to subtract from the others, seed by seed")
     ] = None,
     costs: Annotated[bool, typer.Option(help="seconds and peak memory in the table")] = False,
-    order: Annotated[Path | None, typer.Option(help="a grid file whose order rows take")] = None,
+    grid_file: Annotated[
+        Path | None, typer.Option("--grid", help="only the rows of this grid file, in its order")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Results → report.md, .csv, .tex, .html, and figures as PNG, SVG and PDF."""
-    from dosapp.grid import in_order
+    from dosapp.grid import rows_of
     from dosapp.report import write_report
     from dosapp.report.tables import COLUMNS, WITH_COSTS
     from dosapp.store import results
 
-    found = in_order(results(places), order)
+    found = results(places)
+    if grid_file is not None:
+        found = rows_of(grid_file, found)
     write_report(found, folder, title, against, WITH_COSTS if costs else COLUMNS)
     show(found, as_json, costs)
     if not as_json:

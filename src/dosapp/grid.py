@@ -21,8 +21,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from dosapp.cluster import on_ray
 from dosapp.errors import BadInput
 from dosapp.plan import plan as prepare
 from dosapp.result import Result
@@ -31,6 +32,8 @@ from dosapp.settings import RunSettings, read_yaml
 from dosapp.storage import write_bytes
 from dosapp.store import Store
 from dosapp.track import Tracked
+
+Engine = Literal["processes", "ray"]
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,14 @@ def plan(path: Path, seeds: str | None = None) -> list[RunSettings]:
     return list({one.model_dump_json(): one for one in planned}.values())
 
 
-def in_order(results: list[Result], path: Path | None) -> list[Result]:
-    """As a grid file has them; what it does not name comes last."""
-    if path is None:
-        return results
-    wanted = [_name(one.model_dump(mode="json")) for one in plan(path)]
-    place = {name: n for n, name in reversed(list(enumerate(wanted)))}
-    return sorted(results, key=lambda r: place.get(_name(r.settings), len(place)))
+def rows_of(path: Path, results: list[Result]) -> list[Result]:
+    """Those of the results that a grid file asks for, in its order; the store may hold others."""
+    asked = [_name(one.model_dump(mode="json")) for one in plan(path)]
+    place = {name: n for n, name in reversed(list(enumerate(asked)))}
+    found = [r for r in results if _name(r.settings) in place]
+    if not found:
+        raise BadInput(f"no result here is of a run that '{path}' describes; compute it first")
+    return sorted(found, key=lambda r: place[_name(r.settings)])
 
 
 def _name(settings: Mapping[str, Any]) -> str:
@@ -106,28 +110,45 @@ def grid(
     *,
     jobs: int = 1,
     keep: bool = False,
+    engine: Engine = "processes",
     watch: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
     """Compute what is missing. A failed run keeps its log and does not stop the others."""
-    done: list[Outcome] = []
-    if jobs == 1:
-        for one in planned:
-            done.append(compute(one, folder, keep))
-            watch(done[-1])
-        return done
+    if engine == "ray":
+        ended = on_ray(compute, planned, folder, keep, jobs)
+    elif jobs == 1:
+        ended = ((one, compute(one, folder, keep)) for one in planned)
+    else:
+        ended = _in_processes(planned, folder, keep, jobs)
+    done = []
+    for settings, found in ended:
+        done.append(_checked(settings, found, folder))
+        watch(done[-1])
+    return done
+
+
+def _checked(settings: RunSettings, found: Outcome | BaseException, folder: Path) -> Outcome:
+    """What came back, unless nothing did or the result went somewhere else."""
+    if isinstance(found, BaseException):  # its process is gone, its checkpoint is not
+        return Outcome(settings, None, f"a process died ({found}); run the grid again")
+    if found.result and not (folder / found.result.key / "result.json").exists():
+        said = f"its result is not in '{folder}'; --out must be a folder every node can see"
+        return Outcome(settings, None, said)
+    return found
+
+
+def _in_processes(
+    planned: list[RunSettings], folder: Path, keep: bool, jobs: int
+) -> Iterator[tuple[RunSettings, Outcome | BaseException]]:
     pool = ProcessPoolExecutor(
         jobs, mp_context=get_context("spawn"), initializer=_worker, initargs=(os.getpid(),)
     )
     try:
         futures = {pool.submit(compute, one, folder, keep): one for one in planned}
-        for future in as_completed(futures):
-            error = future.exception()  # a worker that was killed takes its pool with it
-            died = Outcome(futures[future], None, f"a process died ({error}); run the grid again")
-            done.append(future.result() if error is None else died)
-            watch(done[-1])
+        for future in as_completed(futures):  # a worker that is killed takes its pool with it
+            yield futures[future], future.exception() or future.result()
     finally:
         pool.shutdown(cancel_futures=True)
-    return done
 
 
 def compute(settings: RunSettings, folder: Path, keep: bool) -> Outcome:

@@ -1,0 +1,67 @@
+"""Runs sent to a Ray cluster: the same runs, the same folder of results.
+
+The folder must be one that every node can see. A run whose worker dies is started again elsewhere
+and goes on from its last checkpoint.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from dosapp.errors import BadInput
+from dosapp.settings import RunSettings
+
+RETRIES = 3  # of a run whose worker died; a run that fails by itself is not tried again
+
+
+def on_ray(
+    compute: Callable[..., Any],
+    planned: Sequence[RunSettings],
+    folder: Path,
+    keep: bool,
+    jobs: int,
+) -> Iterator[tuple[RunSettings, Any]]:
+    """Each run with what came of it (or the error that ended its last worker), as they end.
+
+    `RAY_ADDRESS` names the cluster; without it one is started here, as large as `jobs`.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise BadInput("--engine ray needs the Ray package: pip install 'dosapp[ray]'") from error
+    mine = not ray.is_initialized()
+    with redirect_stdout(sys.stderr):  # Ray tells of dead workers on stdout, where results go
+        if mine:
+            os.environ.setdefault("RAY_worker_niceness", "0")  # computing is what they are for
+            usual = {"log_to_driver": False, "logging_level": "ERROR"}
+            new = {"num_cpus": jobs, "include_dashboard": False}
+            ray.init(**usual, **({} if "RAY_ADDRESS" in os.environ else new))
+        try:
+            task = ray.remote(num_cpus=1, max_retries=RETRIES)(_compute)
+            home, place = os.getcwd(), folder.resolve()
+            waiting = {task.remote(compute, home, one, place, keep): one for one in planned}
+            while waiting:
+                for ready in ray.wait(list(waiting))[0]:
+                    settings = waiting.pop(ready)
+                    try:
+                        yield settings, ray.get(ready)
+                    except ray.exceptions.RayError as error:
+                        yield settings, error
+        finally:
+            if mine:
+                ray.shutdown()
+
+
+def _compute(
+    compute: Callable[..., Any], home: str, settings: RunSettings, folder: Path, keep: bool
+) -> Any:
+    """In a worker: one thread, and relative paths mean what they meant to whoever asked."""
+    import torch
+
+    torch.set_num_threads(1)
+    if Path(home).is_dir():
+        os.chdir(home)
+    return compute(settings, folder, keep)
