@@ -7,7 +7,7 @@ import torch
 from torch import tensor
 
 from dosapp.core.losses import clip_loss
-from dosapp.core.masks import gradient_scores, top_fraction, united
+from dosapp.core.masks import gradient_scores, gradients, top_fraction, united
 from dosapp.core.momentum import momentum, smooth
 from dosapp.core.pseudo import LABELLERS, max_logit_labels
 
@@ -16,17 +16,17 @@ class TestEquation1Scores:
     def test_is_the_absolute_mean_gradient(self) -> None:
         w = tensor([1.0, 2.0], requires_grad=True)
         xs = [tensor([1.0, -4.0]), tensor([3.0, -2.0])]
-        scores = gradient_scores({"w": w}, ((w * x).sum() for x in xs))
+        scores = gradient_scores(gradients({"w": w}, ((w * x).sum() for x in xs)))
         assert scores["w"].tolist() == [2.0, 3.0]
 
     def test_opposite_gradients_cancel_before_the_absolute_value(self) -> None:
         w = tensor([1.0], requires_grad=True)
-        scores = gradient_scores({"w": w}, (w.sum() * sign for sign in (5.0, -5.0)))
+        scores = gradient_scores(gradients({"w": w}, (w.sum() * sign for sign in (5.0, -5.0))))
         assert scores["w"].tolist() == [0.0]
 
     def test_nothing_to_score_is_an_error(self) -> None:
         with pytest.raises(ValueError, match="empty stream"):
-            gradient_scores({"w": tensor([1.0], requires_grad=True)}, ())
+            gradient_scores([])
 
 
 class TestTopFraction:

@@ -1,6 +1,7 @@
 """The commands. Parsing and printing only; everything heavy is imported when it is needed."""
 
 import json
+import os
 import sys
 import warnings
 from contextlib import closing
@@ -101,20 +102,26 @@ def run(
     options: SetOption = None,
     as_json: Json = False,
 ) -> None:
-    """One experiment: a learner, a stream, a matrix of accuracies."""
+    """One experiment: a learner, a stream, a matrix of accuracies.
+
+    In several processes: torchrun --nproc-per-node 2 -m dosapp run …
+    """
+    from dosapp import ranks
     from dosapp.plan import plan, settings_from
     from dosapp.progress import progress
     from dosapp.run import run as compute
     from dosapp.store import Store
     from dosapp.track import Tracked
 
-    planned = plan(settings_from(config, {**flags, "options": parsed(options or [])}))
-    place = folder or Store(Path("runs")).place(planned)
-    with (
-        progress(planned.settings.method, err) as shown,
-        closing(Tracked(place, planned.settings, track or [], shown)) as watch,
-    ):
-        result = compute(planned, place, resume=resume or folder is None, watch=watch)
+    with ranks.joined():
+        planned = plan(settings_from(config, {**flags, "options": parsed(options or [])}))
+        place = folder or Store(Path("runs")).place(planned)
+        with (
+            ranks.writing(place) as here,
+            progress(planned.settings.method, err) as shown,
+            closing(Tracked(here, planned.settings, track or [], shown)) as watch,
+        ):
+            result = compute(planned, here, resume=resume or folder is None, watch=watch)
     show([result], as_json)
     if not as_json:
         out.print(f"wrote {place}/result.json", highlight=False)
@@ -422,6 +429,8 @@ def report(
 
 def main() -> None:
     """The one place where a user's mistake becomes a sentence and exit code 2."""
+    if os.environ.get("RANK", "0") != "0":  # of several processes under torchrun the first speaks
+        sys.stdout, err.quiet = open(os.devnull, "w"), True  # noqa: SIM115
     warnings.showwarning = lambda message, *_: err.print(f"note: {message}", highlight=False)
     try:
         app()

@@ -12,8 +12,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dosapp import ranks
 from dosapp.backbones.base import Backbone, Expert
 from dosapp.backbones.clip import load as load_backbone
+from dosapp.backbones.shared import Shared
 from dosapp.caution import Caution
 from dosapp.core.chance import chance
 from dosapp.data.base import Prompts
@@ -70,7 +72,7 @@ class Learner:
         self.fingerprint = net.fingerprint()
         s = self.settings
         self.method: Method = build(s.method, s.adapt, s.options)
-        net = self.method.extend(net, s.seed)
+        net = self.method.extend(Shared(net) if ranks.count() > 1 else net, s.seed)
         self.student = Student(net, lr=s.rate, weight_decay=s.weight_decay, seed=s.seed)
         self.memory = Memory(s.memory, s.seed)
         self.caution = Caution(s.gate, s.temper, s.skew_aware, s.readmit, s.readmit_every)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dosapp import ranks
 from dosapp.errors import BadInput
 from dosapp.exam import Exam
 from dosapp.learner import Learner
@@ -322,9 +323,14 @@ class Experiment:
                 name: importlib.metadata.version(name)
                 for name in ("dosapp", "torch", "transformers", "numpy")
             },
-            machine=f"{platform.machine()}, {torch.get_num_threads()} threads",
+            machine=_machine(),
             finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
+
+
+def _machine() -> str:
+    said = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    return said if ranks.count() == 1 else f"{said}, {ranks.count()} processes"
 
 
 def _shares(parts: list[Any], wholes: list[int], times: float) -> list[float | None]:

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from dosapp import ranks
 from dosapp.backbones.base import Backbone, Expert
 from dosapp.core.chance import torch_chance
 from dosapp.core.entries import Entries
 from dosapp.core.losses import clip_loss
-from dosapp.core.masks import Mask, Scores, gradient_scores
+from dosapp.core.masks import Mask, Scores, gradient_scores, gradients
 from dosapp.core.momentum import smooth
 from dosapp.data.base import Prompts
 from dosapp.errors import BadInput
@@ -126,11 +127,19 @@ class Student:
 
     def scores(self, weights: Mapping[str, Tensor], losses: Iterable[Tensor]) -> Scores:
         """How much each weight would like to move (Eq. 1); nothing moves yet."""
-        with self.looking_at(weights):
-            return gradient_scores(weights, losses)
+        return gradient_scores(self.gradients_of(losses, weights))
+
+    def gradients_of(
+        self, losses: Iterable[Tensor], weights: Mapping[str, Tensor]
+    ) -> Iterator[dict[str, Tensor]]:
+        """For each loss in turn; nothing moves. The same in every process."""
+        with self._looking_at(weights):
+            for found in gradients(weights, losses) if weights else ():
+                ranks.average(list(found.values()))
+                yield found
 
     @contextmanager
-    def looking_at(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    def _looking_at(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
         """Let gradients of these weights be asked for, without letting the weights move."""
         resting = [weight for weight in weights.values() if not weight.requires_grad]
         for weight in resting:
@@ -204,6 +213,8 @@ class Student:
             return False
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        found = [e.values.grad for e in self._entries.values() if e.values.grad is not None]
+        ranks.average(found)
         for entries in self._entries.values():
             entries.gather()
         for group in self._optimizer.param_groups:

@@ -89,7 +89,8 @@ class Clip:
 
     def pool_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
         insert, vision = insert or Insert(), self.model.vision_model
-        mean, std = self._mean.to(pixels.device), self._std.to(pixels.device)
+        pixels = pixels.to(self.scale)
+        mean, std = self._mean.to(pixels), self._std.to(pixels)
         tokens = vision.embeddings((pixels - mean) / std)  # [B, 1 + patches, W]
         if insert.prompts is not None:
             tokens = torch.cat([tokens[:, :1], insert.prompts, tokens[:, 1:]], dim=1)

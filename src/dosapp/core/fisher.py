@@ -6,21 +6,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from dosapp.core.masks import Weights, gradients
+from dosapp.core.masks import Weights
 
 
-def fisher(weights: Weights, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Mean over mini-batches of the squared gradient of the likelihood of the model's own labels;
-    each batch is its logits `[B, C]`, computed when it is asked for."""
-    total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+def fisher(gradients: Iterable[Weights]) -> dict[str, Tensor]:
+    """Mean over mini-batches of the squared gradient."""
+    total: dict[str, Tensor] = {}
     count = 0
-    for found in gradients(weights, _own_labels(batches)) if weights else ():
+    for found in gradients:
         for name, grad in found.items():
-            total[name] += grad.square()
+            total[name] = total.get(name, torch.zeros_like(grad)) + grad.square()
         count += 1
-    return {name: squares / max(1, count) for name, squares in total.items()}
+    return {name: squares / count for name, squares in total.items()}
 
 
-def _own_labels(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+def own_labels(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+    """How unlikely a model finds its own labels; a batch is its logits `[B, C]`."""
     for logits in batches:
         yield cross_entropy(logits, logits.argmax(dim=1))

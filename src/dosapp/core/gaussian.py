@@ -23,7 +23,7 @@ class Gaussians:
         spread = centred.T @ centred / max(1, len(features) - 1)
         ridge = RIDGE * torch.eye(features.shape[1], dtype=torch.float64)
         self.means[label] = mean
-        self.factors[label] = torch.linalg.cholesky(spread + ridge).float()
+        self.factors[label] = torch.linalg.cholesky(spread + ridge).to(mean)
         self.session[label] = session
 
     def sessions(self) -> Tensor:

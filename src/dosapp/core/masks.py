@@ -14,16 +14,16 @@ Combine = Literal["max", "sum", "last", "normalised"]
 Scope = Literal["tensor", "global"]
 
 
-def gradient_scores(weights: Weights, losses: Iterable[Tensor]) -> Scores:
+def gradient_scores(gradients: Iterable[Weights]) -> Scores:
     """|mean gradient| of every weight over one pass of the data: F in Eq. 1.
 
     The absolute value comes last, so that gradients of opposite sign cancel.
     """
-    total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    total: dict[str, Tensor] = {}
     count = 0
-    for found in gradients(weights, losses):
+    for found in gradients:
         for name, grad in found.items():
-            total[name] += grad
+            total[name] = total[name] + grad if name in total else grad
         count += 1
     if count == 0:
         raise ValueError("cannot score weights on an empty stream of losses")

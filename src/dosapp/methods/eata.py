@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from dosapp.core.fisher import fisher
+from dosapp.core.fisher import fisher, own_labels
 from dosapp.core.losses import drift, entropy
 from dosapp.methods.base import Guess, State, settings
 from dosapp.methods.tent import Tent
@@ -58,9 +58,8 @@ class EATA(Tent):
     def end_session(self, student: Student, session: Session) -> None:
         """F: mean squared mini-batch gradient of the likelihood of the model's own labels."""
         weights = student.net.image_norms()
-        with student.looking_at(weights):
-            batches = session.train.batches(LOOK)
-            self.fisher = fisher(weights, (student.image_logits(pixels) for pixels in batches))
+        answers = (student.image_logits(pixels) for pixels in session.train.batches(LOOK))
+        self.fisher = fisher(student.gradients_of(own_labels(answers), weights))
         self.anchor = {name: weight.detach().clone() for name, weight in weights.items()}
         self.familiar = None  # the classes are others now
 

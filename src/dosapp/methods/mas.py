@@ -8,7 +8,6 @@ from pydantic import Field
 from torch import Tensor
 
 from dosapp.core.losses import drift
-from dosapp.core.masks import gradients
 from dosapp.methods.base import Batch, Method, State, settings
 from dosapp.storage import under
 from dosapp.streams import Session
@@ -38,14 +37,15 @@ class MAS(Method):
 
     def end_session(self, student: Student, session: Session) -> None:
         """Ω: mean over images of |∇ ‖logits‖²|, each row of a tensor scaled to a maximum of 1."""
-        weights, count = student.net.towers(), 0
+        weights, count = student.net.towers(), len(session.train)
         total: dict[str, Tensor] = {}
-        with student.looking_at(weights):
-            for pixels in session.train.batches(LOOK):
-                norm = student.logits(pixels).mul(student.net.scale).square().sum(dim=1).mean()
-                for name, grad in next(gradients(weights, [norm])).items():
-                    total[name] = total.get(name, torch.zeros(())) + grad.abs() * len(pixels)
-                count += len(pixels)
+        norms = (  # a batch weighs as many images as it has: the sum over them, not their mean
+            student.logits(pixels).mul(student.net.scale).square().sum()
+            for pixels in session.train.batches(LOOK)
+        )
+        for found in student.gradients_of(norms, weights):
+            for name, grad in found.items():
+                total[name] = total.get(name, torch.zeros(())) + grad.abs()
         for name, summed in total.items():
             mean = summed / count
             top = mean.amax(dim=-1, keepdim=True) if mean.ndim else mean

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dosapp.core.fisher import fisher
+from dosapp.core.fisher import fisher, own_labels
 from dosapp.core.losses import drift, symmetric_cross_entropy
 from dosapp.methods.base import Guess, State, settings
 from dosapp.methods.taught import Taught
@@ -36,9 +36,8 @@ class PSMT(Taught):
 
     def end_session(self, student: Student, session: Session) -> None:
         weights = {n: w for n, w in student.net.weights().items() if n in student.chosen.names}
-        with student.looking_at(weights):
-            batches = session.train.batches(64)
-            self.fisher = fisher(weights, (self.logits(student, pixels) for pixels in batches))
+        answers = (self.logits(student, pixels) for pixels in session.train.batches(64))
+        self.fisher = fisher(student.gradients_of(own_labels(answers), weights))
 
     def begin_stream(self, student: Student) -> None:
         super().begin_stream(student)

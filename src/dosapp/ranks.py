@@ -1,0 +1,109 @@
+"""Several processes as one learner (`torchrun --nproc-per-node N -m dosapp run …`).
+
+Every process reads the same batch, takes the same decisions and computes the same loss. Only the
+work of the towers is shared out: each encodes its rows and all see everybody's features. Gradients
+are averaged over processes, on the entries that may move and nothing else. Without torchrun there
+is one process and all of this is nothing.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dosapp.errors import BadInput
+
+
+def count() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if count() > 1 else 0
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """Find the others, if torchrun started some: over gloo, or nccl where there are GPUs."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        yield
+        return
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[Path]:
+    """The first process writes to the folder. The others work on a copy that is thrown away."""
+    if count() == 1:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        place = folder if rank() == 0 else Path(scratch) / "run"
+        if rank() > 0 and folder.exists():
+            shutil.copytree(folder, place)
+        began = (place / "run.json").exists()
+        if len(set(everybody(began))) > 1:  # and nobody goes on before all have their copy
+            raise BadInput(f"not every process can see '{folder}'; --out must be shared by them")
+        yield place
+
+
+def everybody(mine: Any) -> list[Any]:
+    """What each process has to say."""
+    found: list[Any] = [None] * count()
+    dist.all_gather_object(found, mine)
+    return found
+
+
+def rows_of(total: int, who: int) -> range:
+    """The rows a process encodes; the first ones have one more if it does not come out even."""
+    each, more = divmod(total, count())
+    first = who * each + min(who, more)
+    return range(first, first + each + (who < more))
+
+
+def gathered(mine: Tensor, total: int) -> Tensor:
+    """`[total, …]`: the rows of all processes, in order."""
+    found: Tensor = _Gathered.apply(mine, total)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Gathered(torch.autograd.Function):
+    """Backwards a process keeps its own rows, times the number of processes: averaged afterwards,
+    what was shared out adds up, and what everybody computed alike stays as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, total: int) -> Tensor:
+        sizes = [len(rows_of(total, who)) for who in range(count())]
+        padded = mine.new_zeros(max(sizes), *mine.shape[1:])
+        padded[: len(mine)] = mine
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded)
+        ctx.mine = rows_of(total, rank())
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0][ctx.mine.start : ctx.mine.stop] * count(), None
+
+
+def average(tensors: Sequence[Tensor]) -> None:
+    """In place, the mean over processes, in one message."""
+    if count() == 1 or not tensors:
+        return
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    dist.all_reduce(flat)
+    flat /= count()
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))
