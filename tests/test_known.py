@@ -1,5 +1,7 @@
 """The paper's datasets: orders, prompts, every layout they come in, and what is wrong with one."""
 
+import dataclasses
+import io
 import random
 import shutil
 import tarfile
@@ -14,7 +16,8 @@ from PIL import Image
 from conftest import SHARED, shared_only
 from dosapp.data import KNOWN, load_dataset
 from dosapp.data.decoded import Decoded
-from dosapp.data.known import Known
+from dosapp.data.folder import own_data
+from dosapp.data.known import Known, file_list, known_data
 from dosapp.errors import BadInput
 from dosapp.streams import split
 
@@ -220,7 +223,7 @@ class TestDecodedOnce:
     def test_the_map_is_the_pictures(self, tmp_path, tiny) -> None:
         part = load_dataset(str(self.folder(tmp_path)), tiny).train
         assert isinstance(part.pictures, Decoded)
-        files = part.pictures.files
+        files = part.pictures.source
         assert torch.equal(part.pictures.read([2, 0]), files.read([2, 0]))
         assert part.pictures.key(1) == files.key(1)
 
@@ -377,3 +380,131 @@ def test_the_shared_subsets_can_be_read(name, tiny, opened) -> None:
     assert len(data.classes) == SIZES[name]
     assert data.test.pictures.read([0]).shape == (1, 3, 32, 32)
     assert np.bincount(data.train.labels).min() >= 6
+
+
+class TestFileLists:
+    def test_do_not_depend_on_folders_and_tell_labels_apart(self, tmp_path, tiny) -> None:
+        names = [f"{n:03}" for n in range(43)]
+        lists = []
+        for inner in ("a", "b/c"):
+            folders(tmp_path / inner, names)
+            lists.append(checked_list(tmp_path / inner, tiny))
+        assert lists[0] == lists[1]
+        shutil.move(tmp_path / "a/test/000/1.png", tmp_path / "a/test/001/2.png")
+        assert checked_list(tmp_path / "a", tiny) != lists[1]
+
+    @shared_only
+    @pytest.mark.parametrize("name", KNOWN)
+    def test_the_small_subsets_are_the_ones_we_know(self, name, tiny) -> None:
+        with warnings.catch_warnings(record=True) as notes:
+            warnings.simplefilter("always")
+            known_data(name, SHARED / "data", tiny.picture)
+        assert not [n for n in notes if "checksum" in str(n.message)]
+
+    def test_other_files_in_the_same_number_are_said(self, tmp_path, tiny, monkeypatch) -> None:
+        folders(tmp_path, [f"{n:03}" for n in range(43)])
+        copy = {"name": "a copy", "train": 43, "test": 86, "files": "other"}
+        known = dataclasses.replace(Known.named("gtsrb"), copies=[copy])
+        monkeypatch.setattr(Known, "named", lambda name: known)
+        with (
+            pytest.warns(UserWarning, match="as many pictures as a copy, but other files"),
+            pytest.warns(UserWarning, match="cannot be compared"),
+        ):
+            known_data("gtsrb", tmp_path, tiny.picture)
+
+
+def checked_list(place: Path, net) -> str:
+    data = own_data(place, net.picture)
+    return file_list(data.train, data.test)
+
+
+class TestTables:
+    """Parquet files through the same library, and the same function, as the hub."""
+
+    @pytest.fixture
+    def parquet(self, tmp_path, monkeypatch):
+        datasets = pytest.importorskip("datasets")
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+        def write(labels: list[object], kind: object = None, **splits: int) -> Path:
+            for part, times in splits.items():
+                many = labels * times
+                shades = [list(dict.fromkeys(labels)).index(label) for label in many]
+                images = [Image.new("RGB", (9, 8), (shade, 3, 5)) for shade in shades]
+                table = datasets.Dataset.from_dict({"image": images, "label": many})
+                table = table.cast_column("image", datasets.Image())
+                if kind is not None:
+                    table = table.cast_column("label", kind)
+                (tmp_path / "table").mkdir(exist_ok=True)
+                table.to_parquet(tmp_path / "table" / f"{part}-00000-of-00001.parquet")
+            return tmp_path / "table"
+
+        return write
+
+    def test_any_table_with_pictures_and_labels(self, parquet, tiny) -> None:
+        place = parquet(["cat", "dog", "red_fox"], train=4, test=2)
+        data = load_dataset(str(place), tiny)
+        assert data.classes == ("cat", "dog", "red fox")
+        assert (len(data.train.labels), len(data.test.labels)) == (12, 6)
+        assert isinstance(data.train.pictures, Decoded)
+        pixels = data.test.pictures.read([0, 1, 2])
+        assert [int(p[0].float().mean()) for p in pixels] == data.test.labels[:3].tolist()
+
+    def test_a_table_without_a_test_part_gives_a_third_of_each_class(self, parquet, tiny) -> None:
+        data = load_dataset(str(parquet([f"c{n}" for n in range(12)], train=6)), tiny)
+        assert np.bincount(data.test.labels).tolist() == [2] * 12
+        assert np.bincount(data.train.labels).tolist() == [4] * 12
+        assert not {data.train.pictures.key(n) for n in range(48)} & {
+            data.test.pictures.key(n) for n in range(24)
+        }
+
+    def test_the_papers_tables_are_read_in_their_own_order(
+        self, parquet, tiny, monkeypatch
+    ) -> None:
+        """From the hub the five come with names in another order than ours."""
+        import datasets
+
+        from dosapp.data import hub
+
+        known = Known.named("gtsrb")
+        names = list(reversed(known.classes))
+        place = parquet(names, datasets.ClassLabel(names=names), train=1, test=2)
+        local = {"train": [str(place), "train"], "test": [str(place), "test"]}
+        pinned = dataclasses.replace(known, hub={**known.hub, **local})
+        monkeypatch.setattr(hub.Known, "named", lambda name: pinned)
+        with pytest.warns(UserWarning, match="cannot be compared"):
+            data = load_dataset("gtsrb", tiny)
+        assert data.classes == known.order
+        shades = [int(p[0].float().mean()) for p in data.train.pictures.read(range(43))]
+        assert [data.classes[n] for n in data.train.labels] == [names[s] for s in shades]
+
+    def test_what_is_wrong_with_one(self, parquet, tmp_path, tiny) -> None:
+        import datasets
+
+        with pytest.raises(BadInput, match="nobody/nothing' is not a folder here, and the hub"):
+            load_dataset("nobody/nothing", tiny)
+        table = datasets.Dataset.from_dict({"text": ["a"], "label": [0]})
+        (tmp_path / "words").mkdir()
+        table.to_parquet(tmp_path / "words" / "train.parquet")
+        with pytest.raises(BadInput, match="columns text, label, but none with pictures"):
+            load_dataset(str(tmp_path / "words"), tiny)
+
+    def test_a_broken_picture_is_named_or_left_out(self, parquet, tmp_path, tiny) -> None:
+        import datasets
+
+        good = io.BytesIO()
+        Image.new("RGB", (9, 8)).save(good, "PNG")
+        cells = [
+            {"bytes": data, "path": None} for data in (good.getvalue(), b"no", b"", good.getvalue())
+        ]
+        table = datasets.Dataset.from_dict({"image": cells, "label": ["a", "a", "b", "b"]})
+        table = table.cast_column("image", datasets.Image())
+        (tmp_path / "broken").mkdir()
+        for part in ("train", "test"):
+            table.to_parquet(tmp_path / "broken" / f"{part}.parquet")
+        data = load_dataset(str(tmp_path / "broken"), tiny)
+        with pytest.raises(BadInput, match=r"broken/train, row 1' cannot be read"):
+            data.train.pictures.check()
+        with pytest.warns(UserWarning, match=r"2 picture\(s\) are left out"):
+            data = load_dataset(str(tmp_path / "broken"), tiny, skip_bad=True)
+        assert data.train.labels.tolist() == [0, 1]

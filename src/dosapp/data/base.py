@@ -28,6 +28,22 @@ class Pictures(Protocol):
         """Make sure that every picture can be read, before anybody relies on it."""
 
 
+class Source(Protocol):
+    """Pictures as they came, each decoded and resized when it is asked for."""
+
+    def __len__(self) -> int: ...
+
+    def decode(self, row: int) -> Tensor:
+        """`uint8 [3, H, W]`; one sentence if it cannot be read."""
+
+    def key(self, row: int) -> str: ...
+
+    def identity(self) -> object:
+        """Something JSON can hold that is another when any picture may be another."""
+
+    def only(self, rows: Sequence[int]) -> "Source": ...
+
+
 @dataclass(frozen=True)
 class Part:
     """Labelled pictures: a split of a dataset. Labels are positions in its class names."""

@@ -1,7 +1,7 @@
 """Decoded pictures in one memory-mapped file, so that nothing is decoded or hashed twice.
 
-The file is named after what decides its content: every picture's place, size and time of change,
-and how pictures are prepared. It is written beside its place and renamed when it is whole.
+The file is named after what decides its content: which pictures, and how they are prepared. It is
+written beside its place, by one process while others wait, and renamed when it is whole.
 """
 
 import hashlib
@@ -18,10 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dosapp.data.base import Rows
-from dosapp.data.files import Files
-from dosapp.errors import BadInput
-from dosapp.storage import write_bytes
+from dosapp.data.base import Rows, Source
+from dosapp.storage import locked, write_bytes
 
 FORMAT = 1
 
@@ -34,15 +32,15 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class Decoded:
-    """The same pictures as `files`, read from the map once it is there."""
+    """The same pictures as the source's, read from the map once it is there."""
 
-    files: Files
+    source: Source
     preparation: str
     folder: Path
     watch: Callable[[int, int], None] = lambda done, of: None
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.source)
 
     def read(self, rows: Sequence[int] | Rows) -> Tensor:
         wanted = np.asarray(rows, dtype=np.int64)
@@ -56,15 +54,7 @@ class Decoded:
 
     @cached_property
     def name(self) -> str:
-        seen = []
-        for place in self.files.places:
-            try:
-                stat = place.path.stat()
-            except OSError as error:
-                raise BadInput(f"image '{place}' cannot be read ({error.strerror})") from error
-            where = [str(place.path.resolve()), place.start, place.size]
-            seen.append([*where, stat.st_size, stat.st_mtime_ns])
-        text = json.dumps([FORMAT, self.preparation, seen])
+        text = json.dumps([FORMAT, self.preparation, self.source.identity()])
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
     @cached_property
@@ -84,8 +74,13 @@ class Decoded:
         if place.exists():
             return
         self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(self.folder, wait=True):
+            if not place.exists():
+                self._make(place)
+
+    def _make(self, place: Path) -> None:
         count, step = len(self), 256
-        shape = (count, *self.files.decode(0).shape)
+        shape = (count, *self.source.decode(0).shape)
         handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".npy")
         os.close(handle)
         try:
@@ -93,11 +88,11 @@ class Decoded:
             with ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool:
                 for first in range(0, count, step):
                     rows = range(first, min(first + step, count))
-                    for row, picture in zip(rows, pool.map(self.files.decode, rows), strict=True):
+                    for row, picture in zip(rows, pool.map(self.source.decode, rows), strict=True):
                         whole[row] = picture.numpy()
                     self.watch(rows[-1] + 1, count)
             whole.flush()
-            keys = [self.files.key(row) for row in range(count)]
+            keys = [self.source.key(row) for row in range(count)]
             write_bytes(self.folder / f"{self.name}.json", json.dumps(keys).encode())
             os.chmod(temporary, 0o644)  # others may share the cache
             os.replace(temporary, place)  # last: a map that is there is whole

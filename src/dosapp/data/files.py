@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dosapp.data.base import Rows
+from dosapp.data.base import Rows, Source
 from dosapp.errors import BadInput
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".webp", ".tif", ".tiff"}
@@ -123,6 +123,21 @@ class Files:
     def check(self) -> None:
         self.read(range(len(self)))
 
+    def only(self, rows: Sequence[int]) -> "Files":
+        return Files(tuple(self.places[row] for row in rows), self.root, self.prepare)
+
+    def identity(self) -> list[list[object]]:
+        """Every picture's place, size and time of change."""
+        seen: list[list[object]] = []
+        for place in self.places:
+            try:
+                stat = place.path.stat()
+            except OSError as error:
+                raise BadInput(f"image '{place}' cannot be read ({error.strerror})") from error
+            where = [str(place.path.resolve()), place.start, place.size]
+            seen.append([*where, stat.st_size, stat.st_mtime_ns])
+        return seen
+
     def key(self, row: int) -> str:
         """Where it is and what is in it: the same name with other bytes is another picture."""
         if row not in self._keys:
@@ -135,31 +150,35 @@ class Files:
         return self._keys[row]
 
 
-def readable(files: Files, labels: Rows) -> tuple[Files, Rows]:
+def readable(source: Source, labels: Rows) -> tuple[Source, Rows]:
     """Without the pictures that cannot be read, and a note of how many those are."""
 
     def fault(row: int) -> str:
         try:
-            files.decode(row)
+            source.decode(row)
         except BadInput as error:
             return str(error)
         return ""
 
-    with ThreadPoolExecutor(files.workers) as pool:
-        faults = list(pool.map(fault, range(len(files))))
+    with ThreadPoolExecutor(2) as pool:
+        faults = list(pool.map(fault, range(len(source))))
     bad = [text for text in faults if text]
     if not bad:
-        return files, labels
+        return source, labels
     warnings.warn(f"{len(bad)} picture(s) are left out; the first: {bad[0]}", stacklevel=3)
     good = [row for row, text in enumerate(faults) if not text]
-    kept = Files(tuple(files.places[row] for row in good), files.root, files.prepare)
-    return kept, labels[good]
+    return source.only(good), labels[good]
 
 
 def open_image(place: Place) -> Image.Image:
+    return opened(lambda: Image.open(io.BytesIO(place.read())), place)
+
+
+def opened(image: Callable[[], Image.Image], place: object) -> Image.Image:
+    """Decoded, or one sentence about where it is."""
     try:
-        with Image.open(io.BytesIO(place.read())) as image:
-            return image.convert("RGB")
+        with image() as found:
+            return found.convert("RGB")
     except FileNotFoundError as error:
         raise BadInput(f"image '{place}' does not exist") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:

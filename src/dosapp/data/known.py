@@ -5,6 +5,7 @@ them) or, without one, from the hub through the `datasets` package. What is foun
 the release has: other classes are an error, another number of pictures is a note.
 """
 
+import hashlib
 import random
 import re
 import warnings
@@ -17,7 +18,7 @@ import numpy as np
 import yaml
 
 from dosapp.data.base import Dataset, Part, Prompts
-from dosapp.data.files import Prepare, tree
+from dosapp.data.files import Files, Prepare, tree
 from dosapp.data.folder import found_in, part
 from dosapp.data.releases import RELEASES, plain
 from dosapp.errors import BadInput
@@ -37,6 +38,7 @@ class Known:
     hub: Mapping[str, Any]
     classes: Sequence[str]
     also: Sequence[str] = ()  # the same classes by other names
+    copies: Sequence[Mapping[str, Any]] = ()  # others than the release: counts and their file list
 
     @classmethod
     def named(cls, name: str) -> "Known":
@@ -82,6 +84,7 @@ class Known:
                     "published ones",
                     stacklevel=3,
                 )
+        self._check_list(train, test, where)
         place = {name: n for n, name in enumerate(self.order)}
         taught = np.array([place[name] for name in self.classes])
         return Dataset(
@@ -91,6 +94,29 @@ class Known:
             Part(test.pictures, taught[test.labels]),
             Prompts(self.caption, tuple(self.templates)),
         )
+
+    def _check_list(self, train: Part, test: Part, where: str) -> None:
+        """As many pictures as a copy we know, but other files: say so."""
+        have = (len(train.labels), len(test.labels))
+        for copy in self.copies:
+            if have == (copy["train"], copy["test"]) and file_list(train, test) != copy["files"]:
+                warnings.warn(
+                    f"'{where}' has as many pictures as {copy['name']}, but other files or labels "
+                    f"(their list has checksum {file_list(train, test)}, not {copy['files']})",
+                    stacklevel=4,
+                )
+
+
+def file_list(train: Part, test: Part) -> str:
+    """A checksum of which files have which labels, whatever folders they are in; empty if the
+    pictures are not files."""
+    lines = []
+    for split, half in (("train", train), ("test", test)):
+        if not isinstance(half.pictures, Files):
+            return ""
+        names = [Path(place.member or place.path).name for place in half.pictures.places]
+        lines += [f"{split} {n} {name}" for n, name in zip(half.labels, names, strict=True)]
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
 
 
 def known_data(name: str, place: Path, prepare: Prepare) -> Dataset:

@@ -8,7 +8,7 @@ import hashlib
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +151,12 @@ class Raw:
     def key(self, row: int) -> str:
         content = hashlib.sha256(self.pixels[row].tobytes()).hexdigest()[:12]
         return f"{self.title}/{row}:{content}"
+
+    def identity(self) -> list[str]:
+        return [self.title, hashlib.sha256(self.pixels.tobytes()).hexdigest()]
+
+    def only(self, rows: Sequence[int]) -> "Raw":
+        return replace(self, pixels=self.pixels[list(rows)])
 
     def check(self) -> None: ...
 
