@@ -3,6 +3,7 @@
 import pytest
 
 from dosapp.errors import BadInput
+from dosapp.report.sweeps import sweeps
 from dosapp.report.tables import markdown, on_the_stream, paired, rows
 from dosapp.result import Result
 
@@ -66,3 +67,23 @@ def test_namesakes_are_told_apart_by_what_differs() -> None:
 def test_what_the_stream_was_like() -> None:
     lines = on_the_stream(rows(RESULTS[:2])).splitlines()
     assert lines[2] == "| A | 80.0 ± 0.0 | 2.0 ± 0.0 | 0.50 ± 0.00 | 1.0 ± 0.0 | 2 |"
+
+
+class TestSweeps:
+    def results(self, **settings: list[object]) -> list[Result]:
+        [(name, values)] = settings.items()
+        return [made("dosapp", 0, 80, 10, **{name: value}) for value in values]
+
+    def test_three_values_of_one_number_are_a_line(self) -> None:
+        [sweep] = sweeps(rows(self.results(fraction=[1.0, 0.25, 0.5])))
+        assert sweep.setting == "fraction"
+        assert [value for value, _ in sweep.points] == [0.25, 0.5, 1.0]
+
+    def test_the_default_is_a_point_though_nobody_wrote_it_down(self) -> None:
+        options = [{}, {"sparsity": 0.3}, {"sparsity": 0.5}, {"sparsity": 0.5, "lam": 0.95}]
+        [sweep] = sweeps(rows(self.results(options=options)))
+        assert sweep.setting == "sparsity"
+        assert [value for value, _ in sweep.points] == [0.1, 0.3, 0.5]
+
+    def test_two_values_are_none(self) -> None:
+        assert not list(sweeps(rows(self.results(fraction=[0.5, 0.25]))))

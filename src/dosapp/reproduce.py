@@ -83,6 +83,7 @@ class Scale:
     memory: Mapping[int, int]
     references: str = ""
     data: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)  # by method, from `dosapp tune`
 
     @classmethod
     def named(cls, name: str) -> "Scale":
@@ -99,7 +100,7 @@ class Scale:
 
     def runs(self, table: Table, row: Row, data: str) -> list[RunSettings]:
         """The same run for every seed."""
-        values = {**self.settings, **row.run, "data": data}
+        values = {"lr": self.rates.get(row.run["method"]), **self.settings, **row.run, "data": data}
         if values.get("memory"):
             values["memory"] = self.memory[values["memory"]]
         if "references" in values.get("options", {}):
@@ -318,18 +319,15 @@ class Ledger:
         return found
 
     def draw(self, place: Path) -> None:
-        """If the paper's is a figure, ours beside the place as PNG, SVG and PDF."""
-        found = (
-            [r for cell in self.cells() for r in cell.results]
-            if self.table.kind == "figure"
-            else []
-        )
-        if not found:
-            return
+        """The paper's figure, or the numbers a table varies, as PNG, SVG and PDF at the place."""
         from dosapp.report import figures
         from dosapp.report.tables import rows
 
-        figures.write(figures.forgetting_maps(rows(found)), place.parent, place.name)
+        found = rows([r for cell in self.cells() for r in cell.results])
+        maps = self.table.kind == "figure"
+        figure = (figures.forgetting_maps if maps else figures.swept)(found) if found else None
+        if figure is not None:
+            figures.write(figure, place.parent, place.name)
 
     def facts(self) -> dict[str, Any]:
         return {

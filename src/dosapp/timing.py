@@ -19,6 +19,7 @@ from dosapp.settings import RunSettings, key_of
 from dosapp.storage import read_json, write_json
 from dosapp.streams import Session
 
+ALIKE = {"seed", "stream_noise", "test_noise", "correlated", "one_class"}  # cost nothing
 LOOK = 4  # steps of each phase; the first one warms up and is not counted
 
 
@@ -33,9 +34,7 @@ def estimate(planned: Sequence[RunSettings]) -> Estimate:
     """From a few steps of each kind of run, times its number of steps."""
     kinds: dict[str, list[RunSettings]] = {}
     for one in planned:
-        kind = one.model_dump_json(
-            include={"backbone", "method", "adapt", "options", "data", "batch"}
-        )
+        kind = one.model_dump_json(exclude=ALIKE)
         kinds.setdefault(kind, []).append(one)
     seconds, most = 0.0, 0.0
     for same in kinds.values():

@@ -18,7 +18,7 @@ from dosapp.data.shapes import SHAPES
 from dosapp.data.signs import SIGNS
 from dosapp.errors import unknown
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 DOMAINS: Mapping[str, Domain] = {domain.name: domain for domain in (SHAPES, SIGNS)}
 
 

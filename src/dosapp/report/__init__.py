@@ -24,6 +24,7 @@ CAPTIONS = {
     "stream": "Earlier tasks, before and after the unlabelled stream",
     "plane": "What it knows at the end, against what it has forgotten",
     "labels": "How often the stream's labels were right",
+    "sweeps": "What one number does, all else being equal",
     "costs": "What it cost",
 }
 

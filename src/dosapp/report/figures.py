@@ -13,12 +13,14 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
+from dosapp.report.sweeps import sweeps
 from dosapp.report.tables import Row
 
 # Okabe and Ito's palette. What every figure shows keeps its colour in all of them.
 PALETTE = ["#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#8c6d31", "#7b4173", "#bdbd22"]
 OURS, TUNED, BOUND = "#0072B2", "#D55E00", "#6b6b6b"
 KNOWN = {"DoSAPP": OURS, "FLYP": TUNED, "zero-shot": BOUND, "Joint": BOUND}
+SYMBOLS = {"gamma": "γ", "lam": "λ", "delta": "δ", "sparsity": "sparsity c"}
 STYLE = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -219,6 +221,32 @@ def _legend(axes: Any, rows: Sequence[Row]) -> None:
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), **small)
 
 
+def swept(rows: Sequence[Row]) -> Figure | None:
+    """Accuracy and forgetting over every number that varies alone."""
+    found = list(sweeps(rows))
+    if not found:
+        return None
+    with plt.rc_context(STYLE):
+        figure, grid = plt.subplots(
+            len(found), 2, figsize=(7.2, 2.3 * len(found)), layout="constrained", squeeze=False
+        )
+        heads = {"accuracy": "accuracy at the end, %", "forgetting": "forgotten, points"}
+        for pair, sweep in zip(grid, found, strict=True):
+            x = [value for value, _ in sweep.points]
+            for axes, (metric, head) in zip(pair, heads.items(), strict=True):
+                values = [np.array(row.values(metric)) for _, row in sweep.points]
+                spread = [v.std(ddof=1) if len(v) > 1 else 0.0 for v in values]
+                means = [v.mean() if len(v) else np.nan for v in values]
+                axes.errorbar(x, means, yerr=spread, fmt="o-", ms=4, color=OURS, elinewidth=0.8)
+                axes.set(xlabel=SYMBOLS.get(sweep.setting, sweep.setting), ylabel=head)
+                if min(x) > 0 and max(x) / min(x) > 20:
+                    axes.set_xscale("log")
+                    axes.set_xticks(x, [f"{value:g}" for value in x])
+                    axes.minorticks_off()
+            pair[0].set_title(sweep.label, size=9, loc="left")
+    return figure
+
+
 def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     colour_of = colours(rows)  # the same in every figure
     drawn = {"accuracy": curves(rows, colour_of)}
@@ -228,6 +256,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
         "stream": before_after(rows, colour_of),
         "plane": plane(rows, colour_of),
         "labels": labels_right(rows, colour_of),
+        "sweeps": swept(rows),
         "costs": costs(rows, colour_of),
     }
     return drawn | {name: figure for name, figure in found.items() if figure is not None}

@@ -68,7 +68,7 @@ def rows(results: Iterable[Result]) -> list[Row]:
     """
     groups: dict[str, dict[int, Result]] = {}
     for result in results:
-        rest = {k: v for k, v in _settings(result).items() if k != "seed"}
+        rest = {k: v for k, v in settings_of(result).items() if k != "seed"}
         group = groups.setdefault(json.dumps(rest, sort_keys=True), {})
         group[result.settings["seed"]] = result
     firsts = [next(iter(group.values())) for group in groups.values()]
@@ -94,9 +94,9 @@ def rows(results: Iterable[Result]) -> list[Row]:
 def _difference(one: Result, namesakes: list[Result]) -> str:
     differ = [
         _said(key, value)
-        for key, value in _settings(one).items()
+        for key, value in settings_of(one).items()
         if key not in ("seed", "data", "options")
-        and any(_settings(other)[key] != value for other in namesakes)
+        and any(settings_of(other)[key] != value for other in namesakes)
     ]
     differ = [words for words in differ if words]
     return f" ({', '.join(differ)})" if differ else ""
@@ -109,7 +109,7 @@ def _said(key: str, value: object) -> str:
     return f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
 
 
-def _settings(result: Result) -> dict[str, Any]:
+def settings_of(result: Result) -> dict[str, Any]:
     """With those that came after the result was written: they were off."""
     return {**RunSettings().model_dump(mode="json"), **result.settings}
 
