@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from safetensors import safe_open
 from dosapp.errors import BadInput
 from dosapp.learner import Learner
 from dosapp.plan import open_stream
-from dosapp.storage import Damaged
+from dosapp.storage import Damaged, checksum
 from dosapp.streams import Session
 
 
@@ -254,3 +255,86 @@ class TestFolders:
         learner.adapt(stream.session(0).unlabelled.read(range(6)))
         learner.history(tmp_path / "y").commit(learner.state(), "killed before its checkpoint")
         assert Learner.load(tmp_path / "y").digest() == Learner.load(tmp_path / "x").digest()
+
+
+class TestHistory:
+    @pytest.fixture
+    def kept(self, taught, tmp_path):
+        """Four versions: a session, then three steps on the stream."""
+        learner, stream = taught
+        folder = tmp_path / "x"
+        learner.save(folder, "taught")
+        batches = [stream.session(0).unlabelled.read(range(n, n + 6)) for n in (0, 3, 6)]
+        for pixels in batches:
+            learner.adapt(pixels)
+            learner.save(folder, "adapted")
+        return learner, folder
+
+    def test_back_and_forward_again_is_exact(self, kept) -> None:
+        learner, folder = kept
+        last, states = learner.digest(), learner.history(folder)
+        first = checksum(states.at(1))
+        assert learner.rollback(folder, 1) == 5
+        assert learner.digest() == first == Learner.load(folder).digest()
+        assert learner.rollback(folder, 4) == 6
+        assert learner.digest() == last == Learner.load(folder).digest()
+        reasons = [version.reason for version in learner.history(folder).versions()]
+        assert reasons[-2:] == ["rolled back to version 1", "rolled back to version 4"]
+
+    def test_a_version_that_is_not_there(self, kept) -> None:
+        with pytest.raises(BadInput, match="no version 9; it has 1 to 4"):
+            kept[0].rollback(kept[1], 9)
+
+    def test_a_replayed_class_is_forgotten_with_its_pictures(self, small, tiny, tmp_path) -> None:
+        stream = open_stream(small(), tiny)
+        learner = Learner(small(memory=6).learner(), tiny)
+        for t in (0, 1):
+            learner.learn(stream.session(t))
+            learner.save(tmp_path / "x")
+        learner.rollback(tmp_path / "x", 1)
+        assert len(learner.classes) == 3
+        assert len(learner.memory) == 3  # what the second session had left of the first
+        learner.learn(stream.session(1))
+
+    def test_what_moved(self, kept) -> None:
+        learner, folder = kept
+        history = learner.history(folder)
+        assert history.moved(2, 2) == []
+        found = {one.name: one for one in history.moved(0, 4)}
+        name = next(iter(learner.student.net.first_mlp()))
+        now = learner.student.net.weights()[name].detach()
+        before = learner._base(f"student/{name}")
+        gap = (now - before).double()
+        assert found[f"student/{name}"].entries == int((now != before).sum())
+        assert found[f"student/{name}"].distance == pytest.approx(float(gap.norm()))
+        assert found[f"student/{name}"].largest == pytest.approx(float(gap.abs().max()))
+
+    def test_dropping_old_versions_changes_nothing_that_stays(self, kept) -> None:
+        learner, folder = kept
+        history = learner.history(folder)
+        wanted = {n: checksum(history.at(n)) for n in (3, 4)}
+        assert learner.history(folder).forget(2) == 2
+        again = learner.history(folder)
+        assert [v.number for v in again.versions()] == [3, 4]
+        assert {n: checksum(again.at(n)) for n in (3, 4)} == wanted
+        assert Learner.load(folder).digest() == learner.digest()
+        assert again.versions()[1].parent == again.versions()[0].checksum
+        assert learner.rollback(folder, 3) == 5
+        assert again.forget(2) == 1  # and once more, over one that stands for others
+        assert checksum(learner.history(folder).at(4)) == wanted[4]
+
+    def test_a_kill_while_dropping_leaves_what_is_needed(self, kept, monkeypatch) -> None:
+        learner, folder = kept
+        wanted = checksum(learner.history(folder).at(3))
+
+        def killed(path: Path) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Path, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            learner.history(folder).forget(2)
+        monkeypatch.undo()
+        again = learner.history(folder)
+        assert [v.number for v in again.versions()] == [3, 4]
+        assert checksum(again.at(3)) == wanted
+        assert Learner.load(folder).digest() == learner.digest()

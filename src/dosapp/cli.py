@@ -398,6 +398,99 @@ def backbones(as_json: Json = False) -> None:
     out.print("[bold]FOLDER[/bold] or [bold]org/name[/bold]  any CLIPModel with its processor")
 
 
+history_app = typer.Typer(
+    help="What a learner was: its versions, what changed, and the way back.", no_args_is_help=True
+)
+app.add_typer(history_app, name="history")
+LearnerFolder = Annotated[Path, typer.Argument(help="a learner's folder")]
+Number = Annotated[int, typer.Argument(min=0, help="a version's number; 0: before any learning")]
+
+
+@history_app.command("list")
+def history_list(folder: LearnerFolder, as_json: Json = False) -> None:
+    """Every version: when, why, how many classes, how many bytes."""
+    from dosapp.learner import Learner
+
+    found = Learner.history_of(folder).versions()
+    if as_json:
+        print(json.dumps([vars(version) for version in found], indent=1))
+        return
+    table = Table(box=None, header_style="bold")
+    for head in ("version", "when", "why", "classes", "kB"):
+        table.add_column(head, justify="right" if head in ("version", "classes", "kB") else "left")
+    for v in found:
+        count = str(len(v.facts["classes"]))
+        table.add_row(str(v.number), v.created, v.reason, count, f"{v.size / 1000:,.0f}")
+    out.print(table)
+
+
+@history_app.command("show")
+def history_show(folder: LearnerFolder, number: Number, as_json: Json = False) -> None:
+    """One version, whole."""
+    from dosapp.learner import Learner
+
+    version = Learner.history_of(folder).version(number)
+    if as_json:
+        print(json.dumps(vars(version), indent=1))
+        return
+    lines = {
+        "version": f"{version.number}, {version.reason}, {version.created}",
+        "checksum": version.checksum,
+        "parent": version.parent or "none",
+        "classes": ", ".join(version.facts["classes"]),
+        "sessions, steps": f"{version.facts['sessions']}, {version.facts['steps']}",
+        "measured": json.dumps(version.seen) if version.seen else "nothing",
+    }
+    for name, value in lines.items():
+        out.print(f"[bold]{name}[/bold]  {value}", highlight=False)
+
+
+@history_app.command("diff")
+def history_diff(
+    folder: LearnerFolder, first: Number, second: Number, as_json: Json = False
+) -> None:
+    """Which layers moved from one version to another, and how far."""
+    from dosapp.learner import Learner
+
+    found = Learner.history_of(folder).moved(first, second)
+    if as_json:
+        print(json.dumps([vars(one) for one in found], indent=1))
+        return
+    table = Table(box=None, header_style="bold")
+    for head in ("tensor", "entries", "of", "distance", "largest"):
+        table.add_column(head, justify="left" if head == "tensor" else "right")
+    for one in found:
+        table.add_row(
+            one.name, f"{one.entries:,}", f"{one.of:,}", f"{one.distance:.4g}", f"{one.largest:.3g}"
+        )
+    out.print(table if found else f"versions {first} and {second} are the same")
+
+
+@history_app.command("rollback")
+def history_rollback(folder: LearnerFolder, number: Number) -> None:
+    """Go back to a version, as a new one on top: nothing is lost."""
+    from dosapp.learner import Learner
+    from dosapp.storage import locked
+
+    with locked(folder):
+        made = Learner.load(folder).rollback(folder, number)
+    out.print(f"version {made} is what version {number} was", highlight=False)
+
+
+@history_app.command("gc")
+def history_gc(
+    folder: LearnerFolder,
+    keep: Annotated[int, typer.Option(min=1, help="how many of the last versions stay")],
+) -> None:
+    """Drop old versions; the oldest that stays takes in what came before it."""
+    from dosapp.learner import Learner
+    from dosapp.storage import locked
+
+    with locked(folder):
+        gone = Learner.history_of(folder).forget(keep)
+    out.print(f"{gone} version(s) dropped", highlight=False)
+
+
 @app.command()
 def report(
     places: Annotated[list[Path], typer.Argument(help="run folders, or folders of runs")],

@@ -15,10 +15,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dosapp.errors import BadInput
-from dosapp.storage import Base, Damaged, State, applied, changes, read_record, under, write_record
+from dosapp.storage import (
+    Base,
+    Damaged,
+    State,
+    applied,
+    changes,
+    differs,
+    read_facts,
+    read_record,
+    under,
+    write_record,
+)
 
 FORMAT = 1
 
@@ -30,7 +42,40 @@ class Version:
     parent: str  # checksum of the version before, "" for the first
     reason: str
     created: str
-    facts: Mapping[str, Any]
+    size: int  # bytes on disk
+    facts: Mapping[str, Any]  # of the learner: classes, sessions, steps
+    seen: Mapping[str, Any]  # what was measured when it was written
+
+
+@dataclass(frozen=True)
+class Moved:
+    """How far a tensor is from where it was."""
+
+    name: str  # role/weight
+    entries: int
+    of: int
+    distance: float  # L2
+    largest: float  # of an entry
+
+
+def moved(new: State, old: State, base: Base) -> list[Moved]:
+    """What differs between two states, the farthest first."""
+    found = []
+    for name, tensor in new.tensors.items():
+        if not tensor.is_floating_point():
+            continue
+        before = old.tensors.get(name)
+        before = base(name) if before is None else before
+        before = torch.zeros_like(tensor) if before is None else before
+        if before.shape != tensor.shape:  # it has grown: all of it is new
+            before = torch.full_like(tensor, torch.nan)
+        where = differs(tensor, before)
+        if where.any():
+            gap = (tensor - before.nan_to_num())[where].double()
+            count = int(where.sum())
+            size = float(gap.norm()), float(gap.abs().max())
+            found.append(Moved(name, count, tensor.numel(), *size))
+    return sorted(found, key=lambda one: -one.distance)
 
 
 class History:
@@ -52,7 +97,7 @@ class History:
 
     # Writing
 
-    def commit(self, state: State, reason: str) -> int:
+    def commit(self, state: State, reason: str, seen: Mapping[str, Any] | None = None) -> int:
         """Add a version; a checkpoint must follow to acknowledge it."""
         number, parent, tensors = self._at_head()
         record = State(
@@ -64,6 +109,7 @@ class History:
                 "reason": reason,
                 "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 "facts": state.facts,
+                "seen": dict(seen or {}),
             },
         )
         total = write_record(self._file(number + 1), record)
@@ -104,26 +150,67 @@ class History:
 
     def at(self, number: int) -> State:
         """The state of one version."""
+        self._check_known(number)
         _, _, tensors = self._replayed(number)
-        facts = read_record(self._file(number))[0].facts["facts"] if number else {}
-        return State(tensors, facts)
+        return State(tensors, dict(self.version(number).facts))
 
     def versions(self) -> list[Version]:
-        found = []
-        for path in sorted((self.folder / "versions").glob("*.safetensors")):
-            record, total = read_record(path)
-            facts = record.facts
-            found.append(
-                Version(
-                    facts["number"],
-                    total,
-                    facts["parent"],
-                    facts["reason"],
-                    facts["created"],
-                    facts["facts"],
-                )
-            )
-        return found
+        """All of them, from their headers; their tensors are checked when they are used."""
+        return [self.version(number) for number in self._numbers()]
+
+    def version(self, number: int) -> Version:
+        self._check_known(number)
+        path = self._file(number)
+        facts, total = read_facts(path)
+        self._check_format(facts, path)
+        return Version(
+            facts["number"],
+            facts.get("stands_for", total),
+            facts["parent"],
+            facts["reason"],
+            facts["created"],
+            path.stat().st_size,
+            facts["facts"],
+            facts.get("seen", {}),
+        )
+
+    def _numbers(self) -> list[int]:
+        """Of the versions that are there; those after the head were never acknowledged."""
+        head = read_facts(self._working)[0]["version"] if self.exists() else 0
+        found = sorted(int(p.stem) for p in (self.folder / "versions").glob("*.safetensors"))
+        return [number for number in found if self._first() <= number <= head]
+
+    def _check_known(self, number: int) -> None:
+        known = self._numbers()
+        if number not in known:
+            there = f"{known[0]} to {known[-1]}" if known else "none"
+            raise BadInput(f"'{self.folder}' has no version {number}; it has {there}")
+
+    def moved(self, first: int, second: int) -> list[Moved]:
+        """From one version to another; 0 is before anything was learned."""
+        old, new = (self.at(number) if number else State() for number in (first, second))
+        return moved(new, old, self._base)
+
+    # Forgetting
+
+    def forget(self, keep: int) -> int:
+        """Drop all but the last versions: the oldest that stays takes in what came before it.
+
+        It is written first, under its old checksum's name, so that its children still follow it.
+        Says how many are gone.
+        """
+        numbers = self._numbers()
+        gone = numbers[: max(0, len(numbers) - max(1, keep))]
+        if not gone:
+            return 0
+        first = gone[-1] + 1
+        _, stands_for, tensors = self._replayed(first)
+        record, _ = read_record(self._file(first))
+        facts = {**record.facts, "parent": "", "stands_for": stands_for}
+        write_record(self._file(first), State(changes(tensors, {}, self._base), facts))
+        for number in reversed(gone):  # a kill in between leaves nothing that is needed
+            self._file(number).unlink()
+        return len(gone)
 
     def _at_head(self) -> tuple[int, str, dict[str, Tensor]]:
         if self._head is None:
@@ -138,14 +225,25 @@ class History:
         """Base and versions 1 … `number`, each checked against its child's idea of it."""
         tensors: dict[str, Tensor] = {}
         parent = ""
-        for n in range(1, number + 1):
+        for n in range(self._first(), number + 1):
             record, total = read_record(self._file(n))
             self._check_format(record.facts, self._file(n))
             if record.facts["parent"] != parent:
                 raise Damaged(f"'{self._file(n)}' does not follow the version before it")
             tensors = applied(record.tensors, tensors, self._base)
-            parent = total
+            parent = record.facts.get("stands_for", total)
         return number, parent, tensors
+
+    def _first(self) -> int:
+        """The oldest version that needs no other: the last that stands for all before it."""
+        whole = [1]
+        for path in (self.folder / "versions").glob("*.safetensors"):
+            try:
+                if "stands_for" in read_facts(path)[0]:
+                    whole.append(int(path.stem))
+            except Damaged:  # found and said when it is read
+                continue
+        return max(whole)
 
     def _check_format(self, facts: Mapping[str, Any], path: Path) -> None:
         if facts.get("format") != FORMAT:

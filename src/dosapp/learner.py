@@ -320,6 +320,11 @@ class Learner:
             student.load_optimizer_state(under("optimizer/", working.tensors))
             self.memory.load(under("memory/", working.tensors))
 
+    @classmethod
+    def history_of(cls, folder: Path) -> History:
+        """The versions in a learner's folder, without loading them."""
+        return cls._opened(folder).history(folder)
+
     def history(self, folder: Path) -> History:
         return History(folder, self._base)
 
@@ -348,6 +353,16 @@ class Learner:
         history.commit(self.state(), reason)
         history.checkpoint(self.state(), self.working())
 
+    def rollback(self, folder: Path | str, number: int) -> int:
+        """Become what a version was, as a new version: nothing is taken out of the history, so the
+        way forward again is another rollback."""
+        history = self.history(Path(folder))
+        self.restore(history.at(number))
+        self.memory.rewind(self.sessions)
+        made = history.commit(self.state(), f"rolled back to version {number}")
+        history.checkpoint(self.state(), self.working())
+        return made
+
     def describe(self, folder: Path) -> None:
         """`learner.json`: what must be known before any tensor is read."""
         path = folder / "learner.json"
@@ -369,7 +384,13 @@ class Learner:
     @classmethod
     def load(cls, folder: Path | str, net: Backbone | None = None) -> "Learner":
         """The learner as it was saved: same answers, and from the same batch the same next step."""
-        folder = Path(folder)
+        learner = cls._opened(Path(folder), net)
+        learner.restore(*learner.history(Path(folder)).resume())
+        return learner
+
+    @classmethod
+    def _opened(cls, folder: Path, net: Backbone | None = None) -> "Learner":
+        """The learner of a folder as it was before anything was learned."""
         if not (folder / "learner.json").exists():
             raise BadInput(f"'{folder}' holds no learner: there is no learner.json in it")
         known = read_json(folder / "learner.json")
@@ -383,7 +404,6 @@ class Learner:
                 f"'{folder}' was learned with a backbone of fingerprint {known['fingerprint']}, "
                 f"but '{learner.settings.backbone}' has {learner.fingerprint}; use the one it had"
             )
-        learner.restore(*learner.history(folder).resume())
         return learner
 
     @staticmethod

@@ -54,6 +54,10 @@ class Memory:
         pictures = torch.cat(self.pictures)[rows]
         return pictures.float() / 255, torch.cat(self.labels)[rows]
 
+    def rewind(self, sessions: int) -> None:
+        """Forget what later sessions kept; earlier ones have become fewer, and stay so."""
+        del self.pictures[sessions:], self.labels[sessions:]
+
     def state(self) -> dict[str, Tensor]:
         return {f"pictures/{n}": p for n, p in enumerate(self.pictures)} | {
             f"labels/{n}": labels for n, labels in enumerate(self.labels)

@@ -134,6 +134,18 @@ def read_record(path: Path) -> tuple[State, str]:
     return state, header["sha256"]
 
 
+def read_facts(path: Path) -> tuple[dict[str, Any], str]:
+    """The facts and the checksum a record claims to have, without reading any tensor."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+        return json.loads(header["facts"]), header["sha256"]
+    except FileNotFoundError as error:
+        raise BadInput(f"'{path}' does not exist") from error
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise Damaged(f"'{path}' is torn or not a record of dosapp ({error})") from error
+
+
 # Changes: role/name tensors against an older set, one support per name shared by all its roles
 
 
