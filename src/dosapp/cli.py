@@ -492,6 +492,20 @@ def history_gc(
 
 
 @app.command()
+def export(
+    folder: LearnerFolder,
+    place: Annotated[Path, typer.Argument(help="a new folder")],
+    kind: Annotated[Literal["pretrained", "onnx"], typer.Option()] = "pretrained",
+) -> None:
+    """What answers, as a plain model: for transformers, or the image tower as ONNX."""
+    from dosapp.export import export as write
+    from dosapp.learner import Learner
+
+    write(Learner.load(folder), place, kind)
+    out.print(f"wrote {place}", highlight=False)
+
+
+@app.command()
 def report(
     places: Annotated[list[Path], typer.Argument(help="run folders, or folders of runs")],
     folder: Annotated[Path, typer.Option("--out", help="where to write")] = Path("report"),

@@ -5,7 +5,6 @@ are disjoint from the benchmark's and the control's (`Domain`). Random noise, li
 moderate strength make the features usable, but not comfortable, in the benchmark's harsher light.
 """
 
-import json
 import math
 import random
 import tempfile
@@ -138,7 +137,5 @@ def write(net: Clip, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as beside:
         made = Path(beside) / "model"
-        net.model.save_pretrained(made)
-        net.tokenizer.save_pretrained(made)
-        (made / "preprocessor_config.json").write_text(json.dumps(PROCESSING, indent=2) + "\n")
+        net.save(made)
         made.rename(folder)

@@ -193,6 +193,13 @@ class Clip:
         digest.update(json.dumps(meaning, sort_keys=True, default=str).encode())
         return digest.hexdigest()[:16]
 
+    def save(self, folder: Path) -> None:
+        """As `save_pretrained` does, so that transformers and `load` read it."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        text = json.dumps(self.processing, indent=2) + "\n"
+        (folder / "preprocessor_config.json").write_text(text)
+
     # Pictures
 
     @property

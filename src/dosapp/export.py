@@ -1,0 +1,91 @@
+"""A learner for those who do not have dosapp: what answers, as a plain model.
+
+pretrained   a `save_pretrained` folder that transformers loads, with the class names beside it
+onnx         the image tower as `image.onnx`, features of the classes as `classes.safetensors`
+"""
+
+import json
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dosapp.backbones.base import Expert
+from dosapp.backbones.clip import Clip
+from dosapp.errors import BadInput, unknown
+from dosapp.learner import Learner
+
+KINDS = ("pretrained", "onnx")
+
+
+def export(learner: Learner, folder: Path, kind: str = "pretrained") -> None:
+    """Write to a folder that is new or empty; it appears when everything is in it."""
+    if kind not in KINDS:
+        raise unknown("kind of export", kind, KINDS)
+    if folder.exists() and any(folder.iterdir()):
+        raise BadInput(f"'{folder}' is not empty; export to a new folder")
+    name, expert = next(iter(learner.method.experts(learner.student).items()))
+    if not isinstance(expert, Clip):
+        raise BadInput(
+            f"what answers here is {name}, which is more than one plain CLIP model; "
+            "only learners whose student or teacher answers alone can be exported"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        made = Path(scratch) / "made"
+        made.mkdir()
+        (Clip.save if kind == "pretrained" else _onnx)(expert, made)
+        _classes(learner, expert, made)
+        if folder.exists():
+            folder.rmdir()
+        shutil.move(made, folder)
+
+
+def _classes(learner: Learner, expert: Expert, folder: Path) -> None:
+    """Names and prompts for readers, and unit features `[C, D]` that need no text tower."""
+    known = {name: learner.student.prompts[name] for name in learner.classes}
+    words = {
+        "classes": learner.classes,
+        "templates": {name: list(prompts.evaluate) for name, prompts in known.items()},
+        "scale": float(expert.scale.detach()),
+    }
+    (folder / "classes.json").write_text(json.dumps(words, indent=1, ensure_ascii=False))
+    features = learner.student.templates(expert, known)
+    save_file({"features": features.contiguous()}, folder / "classes.safetensors")
+
+
+class _Image(nn.Module):
+    """Pictures in [0, 1] → unit features; the rest is a matrix product with the classes'."""
+
+    def __init__(self, expert: Clip) -> None:
+        super().__init__()
+        self.model, self.expert = expert.model, expert
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.expert.encode_image(pixels)
+
+
+def _onnx(expert: Clip, folder: Path) -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise BadInput(f"an ONNX export needs {error.name}; pip install 'dosapp[onnx]'") from error
+    pixels = torch.rand(2, 3, expert.pixels, expert.pixels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter speaks of its own future
+        torch.onnx.export(
+            _Image(expert).eval(),
+            (pixels,),
+            folder / "image.onnx",
+            input_names=["pixels"],
+            output_names=["features"],
+            dynamic_shapes={"pixels": {0: torch.export.Dim("batch")}},
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )

@@ -1,0 +1,73 @@
+"""A learner as a plain model gives the same answers without us."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dosapp.errors import BadInput
+from dosapp.export import export
+from dosapp.learner import Learner
+from dosapp.plan import open_stream
+
+
+@pytest.fixture
+def taught(small, tiny):
+    stream = open_stream(small(), tiny)
+    learner = Learner(small().learner(), tiny)
+    learner.learn(stream.session(0))
+    for pixels in stream.session(0).unlabelled.batches(8):
+        learner.adapt(pixels)
+    pixels = stream.tasks[0].test.read(range(5))
+    expert = next(iter(learner.method.experts(learner.student).values()))
+    return learner, pixels, learner.logits(pixels, expert)
+
+
+def test_transformers_loads_it_and_gives_identical_logits(taught, tmp_path) -> None:
+    from transformers import CLIPModel
+
+    from dosapp.backbones.clip import load
+
+    learner, pixels, wanted = taught
+    export(learner, tmp_path / "x")
+    net = load(str(tmp_path / "x"))
+    classes = json.loads((tmp_path / "x" / "classes.json").read_text())
+    texts = load_file(tmp_path / "x" / "classes.safetensors")["features"]
+    assert classes["classes"] == learner.classes
+    with torch.no_grad():
+        assert torch.equal(net.encode_image(pixels) @ texts.T, wanted)
+    plain = CLIPModel.from_pretrained(tmp_path / "x")
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(plain.state_dict().values(), net.model.state_dict().values(), strict=True)
+    )
+
+
+def test_onnx_gives_the_same_features_for_any_batch(taught, tmp_path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    learner, pixels, wanted = taught
+    export(learner, tmp_path / "x", "onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "x" / "image.onnx")
+    texts = load_file(tmp_path / "x" / "classes.safetensors")["features"].numpy()
+    for count in (1, 5):
+        [features] = session.run(None, {"pixels": pixels[:count].numpy()})
+        np.testing.assert_allclose(features @ texts.T, wanted[:count].numpy(), atol=1e-5)
+
+
+def test_what_cannot_be_exported_says_so(taught, small, tiny, tmp_path) -> None:
+    learner, _, _ = taught
+    with pytest.raises(BadInput, match="unknown kind of export 'tflite'"):
+        export(learner, tmp_path / "x", "tflite")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("dear")
+    with pytest.raises(BadInput, match="is not empty"):
+        export(learner, tmp_path / "full")
+    other = tiny.twin(own=list(tiny.weights()))
+    both = Learner(small(method="spu", adapt="rmt").learner(), other)
+    both.learn(open_stream(small(), tiny).session(0))
+    with pytest.raises(BadInput, match="more than one plain CLIP"):
+        export(both, tmp_path / "y")
+    assert not (tmp_path / "y").exists()
