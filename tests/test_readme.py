@@ -1,5 +1,6 @@
 """What the documents promise, done."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -21,6 +22,7 @@ from dosapp.report.tables import (
     paired,
     rows,
 )
+from dosapp.reproduce import Scale, opened, tables
 from dosapp.result import Result
 from dosapp.settings import TUNED
 from dosapp.store import results
@@ -146,3 +148,22 @@ def test_shipped_rates_say_where_they_come_from() -> None:
     assert TUNED.read_text().startswith("# dosapp tune")
     rates = yaml.safe_load(TUNED.read_text())
     assert set(rates["rates"]) == set(rates["seen"])
+
+
+@pytest.mark.slow
+def test_the_committed_ledger_is_what_the_store_says(tmp_path) -> None:
+    """Every cell again from stored results; nothing is computed and nothing is copied."""
+    books = opened(list(tables()), Scale.named("tiny"), ROOT / "results" / "tiny")
+    wanted = "\n".join(book.markdown() for book in books)
+    assert (ROOT / "results" / "tiny" / "ledger-tiny.md").read_text() == wanted
+    assert "not run" not in wanted
+
+
+def test_the_page_counts_the_claims_as_the_ledger_does() -> None:
+    page = (ROOT / "docs" / "reproduction.md").read_text()
+    for book in json.loads((ROOT / "results" / "tiny" / "ledger-tiny.json").read_text()):
+        said = [claim["said"] for claim in book.get("claims", [])]
+        if said:
+            counts = [said.count(word) for word in ("agrees", "within noise", "disagrees")]
+            line = " | ".join([book["table"], *(str(count or "") for count in counts)])
+            assert re.sub(" +", " ", f"| {line} |") in page, line

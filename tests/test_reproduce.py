@@ -117,14 +117,14 @@ class TestRuns:
 
 class TestTime:
     def test_is_measured_in_turns_once_and_read_afterwards(self, tmp_path) -> None:
-        assert "not run" in opened("time", SMALL, tmp_path).markdown()
-        first = opened("time", SMALL, tmp_path, measure=True).facts()
+        assert "not run" in opened(["time"], SMALL, tmp_path)[0].markdown()
+        first = opened(["time"], SMALL, tmp_path, measure=True)[0].facts()
         assert {name: len(s) for name, s in first["seconds"].items()} == {
             "all parameters": 2,
             "DoSAPP": 2,
             "SPU + RMT": 2,
         }
-        again = opened("time", SMALL, tmp_path)
+        [again] = opened(["time"], SMALL, tmp_path)
         assert again.facts() == first
         assert "(1.00)" in again.markdown()
 
@@ -136,11 +136,12 @@ class TestTime:
 
 
 def test_the_forgetting_maps_are_drawn_from_stored_results(tmp_path) -> None:
-    book = opened("forgetting-maps", SMALL, tmp_path)
+    [book] = opened(["forgetting-maps"], SMALL, tmp_path)
     book.draw(tmp_path / "maps")
     assert not (tmp_path / "maps.png").exists()
     grid(runs(["forgetting-maps"], replace(SMALL, seeds="0")), tmp_path)
-    opened("forgetting-maps", replace(SMALL, seeds="0"), tmp_path).draw(tmp_path / "maps")
+    [book] = opened(["forgetting-maps"], replace(SMALL, seeds="0"), tmp_path)
+    book.draw(tmp_path / "maps")
     assert (tmp_path / "maps.png").stat().st_size > 5000
 
 

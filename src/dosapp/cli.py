@@ -214,7 +214,7 @@ def reproduce(
         with many(planned, err) as watch:
             outcomes = compute(planned, folder, jobs=jobs, engine=engine, watch=watch)
         failed = [o for o in outcomes if o.result is None]
-    found = [opened(known, size, folder, not ledger) for known in names]
+    found = opened(names, size, folder, not ledger)
     text = "\n".join(book.markdown() for book in found)
     place = folder / f"ledger-{scale}{'' if name == 'all' else '-' + name}"
     write_json(place.with_suffix(".json"), [book.facts() for book in found])

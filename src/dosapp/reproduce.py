@@ -7,7 +7,7 @@ what size. A cell of the ledger is filled from a stored result or not at all.
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -260,11 +260,18 @@ def judged(better: str, than: str, metric: str, differences: Sequence[float]) ->
 class Ledger:
     """A table at a scale, read from a store of results. It never runs anything."""
 
-    def __init__(self, name: str, scale: Scale, folder: Path, measure: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        scale: Scale,
+        folder: Path,
+        measure: bool = False,
+        read: dict[str, Result | None] | None = None,
+    ) -> None:
         self.table, self.scale, self.store = table(name), scale, Store(folder)
         self.may_measure = measure  # the table of seconds is not made of runs
         self.reasons: list[str] = []  # why rows could not be looked up
-        self._read: dict[str, Result | None] = {}
+        self._read = {} if read is None else read  # tables share many rows
 
     def _results(self, row: Row, data: str) -> dict[int, Result]:
         """By seed, those that are there."""
@@ -314,8 +321,10 @@ class Ledger:
                     a, b = value_of(ours[seed], metric), value_of(theirs[seed], against)
                     if a is not None and b is not None:
                         differences.append(a - b)
-            names = (f"{better}, {metric}", f"{than}, {against}") if other else (better, than)
-            found.append(judged(*names, metric, differences))
+            verdict = judged(better, than, metric, differences)
+            if other:  # the same row, two of its numbers
+                verdict = replace(verdict, better=metric, than=against, metric="the mean")
+            found.append(verdict)
         return found
 
     def draw(self, place: Path) -> None:
@@ -367,7 +376,24 @@ class Ledger:
                 words = f"{v.better} better than {v.than} in {v.metric.replace('_', ' ')}"
                 lines.append(_line([words, gap, v.said]))
             lines.append("")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._made(cells), ""])
+
+    def _made(self, cells: Sequence[Cell]) -> Iterator[str]:
+        """How each row came about, folded away."""
+        yield "<details><summary>How each row was made (seed 0)</summary>"
+        yield ""
+        for cell in cells:
+            if cell.metric != self.table.metrics[0]:
+                continue
+            fact = cell.facts()
+            yield f"- {cell.row.name}, {cell.data}: `{fact['command']}`"
+            if cell.results:
+                yield (
+                    f"  backbone {fact['backbone']}, streams {' '.join(fact['stream'])}, "
+                    f"{fact['machine']}, {fact['finished']}"
+                )
+        yield ""
+        yield "</details>"
 
 
 class TimeLedger(Ledger):
@@ -399,8 +425,11 @@ class TimeLedger(Ledger):
         return "\n".join([*lines, _line(["all", *cells]), ""])
 
 
-def opened(name: str, scale: Scale, folder: Path, measure: bool = False) -> Ledger:
-    return (TimeLedger if table(name).kind == "time" else Ledger)(name, scale, folder, measure)
+def opened(names: Sequence[str], scale: Scale, folder: Path, measure: bool = False) -> list[Ledger]:
+    """The ledgers of some tables, each result read once."""
+    read: dict[str, Result | None] = {}
+    kinds = [TimeLedger if table(name).kind == "time" else Ledger for name in names]
+    return [kind(n, scale, folder, measure, read) for kind, n in zip(kinds, names, strict=True)]
 
 
 def same_stream(one: Result, two: Result) -> None:
