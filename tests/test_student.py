@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dosapp.core.momentum import momentum
 from dosapp.data.base import Prompts
 from dosapp.errors import BadInput
 from dosapp.student import Selection, Student
@@ -131,6 +132,28 @@ def test_the_teacher_follows_fast_inside_the_mask_and_slowly_outside(student) ->
     torch.testing.assert_close(
         moved[~inside], torch.full_like(moved[~inside], 0.01), rtol=1e-3, atol=1e-6
     )
+
+
+def test_smoothing_where_twins_can_differ_is_smoothing_everywhere(student) -> None:
+    """Two masks after one another, a look at where twins differ, and the same bits as Eq. 3."""
+    teacher = student.twin()
+    wanted = {n: w.detach().clone() for n, w in student.net.first_mlp().items()}
+    for turn, share in enumerate((0.1, 0.02, 0.05)):
+        chosen = masked(student, share)
+        student.train_only(chosen)
+        if turn == 2:
+            student.assign(copy(student.net))  # from outside: now they could differ anywhere
+            assert all(at is None for at in student._apart.values())
+            student.narrow()
+        found = student._apart[chosen.names[0]]
+        assert 0 < len(found) < 0.15 * wanted[chosen.names[0]].numel()
+        student.step(student.clip_loss(*batch()))
+        student.smooth(teacher, active=0.8, frozen=0.99)
+        for name, old in wanted.items():
+            p = momentum(chosen.mask[name], active=0.8, frozen=0.99)
+            new = student.net.weights()[name].detach()
+            wanted[name] = old + (new - old) * (1 - p)
+            assert torch.equal(teacher.weights()[name], wanted[name])
 
 
 def test_evaluation_features_are_cached_until_a_weight_moves(student) -> None:

@@ -313,6 +313,7 @@ class Learner:
         self.method.load(under("method/", state.tensors) | under("method/", scratch.tensors))
         self.caution.load(under("caution/", state.tensors))
         student.train_only(_selection(facts, under("mask/", state.tensors)))
+        student.narrow()
         student.chosen = student.selection
         if "chosen" in scratch.facts:
             student.chosen = _selection(scratch.facts["chosen"], under("chosen/", scratch.tensors))

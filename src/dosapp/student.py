@@ -16,12 +16,13 @@ from torch.nn.functional import normalize
 from dosapp import ranks
 from dosapp.backbones.base import Backbone, Expert
 from dosapp.core.chance import torch_chance
-from dosapp.core.entries import Entries
+from dosapp.core.entries import Entries, either
 from dosapp.core.losses import clip_loss
 from dosapp.core.masks import Mask, Scores, gradient_scores, gradients
 from dosapp.core.momentum import smooth
 from dosapp.data.base import Prompts
 from dosapp.errors import BadInput
+from dosapp.storage import differs
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Student:
         self.moved: set[str] = set()  # every weight that was ever allowed to move
         self._entries: dict[str, Entries] = {}
         self._optimizer: torch.optim.Optimizer | None = None
+        self._apart: dict[str, Tensor | None] = {}  # where twins can differ; None: anywhere
         self._twins: weakref.WeakSet[Backbone] = weakref.WeakSet()
         self._texts: weakref.WeakKeyDictionary[Expert, tuple[object, Tensor]] = (
             weakref.WeakKeyDictionary()
@@ -168,6 +170,10 @@ class Student:
         self.moved.update(selection.names)
         mask = selection.mask or {}
         self._entries = {n: Entries(weights[n], mask.get(n)) for n in selection.names}
+        for name, entries in self._entries.items():
+            self._apart[name] = (
+                either(self._apart[name], entries.where) if name in self._apart else entries.where
+            )
         self._optimizer = None
         if self._entries:
             towers = self.net.towers()  # what a method adds has no reason to be near zero
@@ -242,6 +248,8 @@ class Student:
         for name, value in values.items():
             weight = weights[name]
             weight.copy_(value if where is None else torch.where(where[name], value, weight))
+            if where is None:
+                self._apart[name] = None  # `where` lies inside what may move, which is known
         self.net.revision += 1
         self.replaced = True
 
@@ -266,6 +274,15 @@ class Student:
         mine, theirs = self.net.weights(), twin.weights()
         self.place(twin, {n: mine[n].detach() for n in mine if theirs[n] is not mine[n]})
 
+    def narrow(self) -> None:
+        """Look where twins really differ, after weights were put in place from outside."""
+        mine = self.net.weights()
+        for name, entries in self._entries.items():
+            others = [twin.weights()[name] for twin in self._twins]
+            found = [differs(other, mine[name]) for other in others if other is not mine[name]]
+            moved = torch.stack(found).any(dim=0) if found else torch.zeros_like(mine[name]).bool()
+            self._apart[name] = either(moved.view(-1).nonzero().squeeze(1), entries.where)
+
     def smooth(self, teacher: Backbone, *, active: float, frozen: float) -> None:
         """Move a twin towards the student: `active` inside the mask, `frozen` outside."""
         active += (frozen - active) * self.skew
@@ -274,7 +291,8 @@ class Student:
         chosen, mask = self.selection, self.selection.mask or {}
         # Chosen without a mask: all of it moves. Not chosen: it rests now.
         where = {n: mask.get(n, n in chosen.names) for n in apart}
-        smooth(apart, mine, where, active=active, frozen=frozen)
+        known = {n: at for n, at in self._apart.items() if at is not None}
+        smooth(apart, mine, where, active=active, frozen=frozen, apart=known)
         teacher.revision += 1
 
     # Saving: what the next step needs besides the weights

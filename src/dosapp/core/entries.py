@@ -9,6 +9,11 @@ import torch
 from torch import Tensor, nn
 
 
+def either(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Flat positions in one list or the other, in order; None stands for all."""
+    return None if one is None or other is None else torch.cat([one, other]).unique()
+
+
 class Entries:
     def __init__(self, weight: nn.Parameter, mask: Tensor | None) -> None:
         self.weight = weight

@@ -24,12 +24,24 @@ def smooth(
     *,
     active: float,
     frozen: float,
+    apart: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """θ^T ← p θ^T + q θ^S in place (Eq. 3 and 6); a mask may be one truth for a whole tensor."""
+    """θ^T ← p θ^T + q θ^S in place (Eq. 3 and 6); a mask may be one truth for a whole tensor.
+
+    `apart` has the flat positions `[K]` outside which the two are equal, for those tensors where
+    that is known: the average of equals is the same, so nothing is computed there.
+    """
     for name, weight in teacher.items():
-        where = mask[name]
+        at = (apart or {}).get(name)
+        theirs, mine, where = weight.view(-1), student[name].detach().view(-1), mask[name]
         if isinstance(where, bool):
-            weight.lerp_(student[name], 1 - (active if where else frozen))
+            q: Tensor | float = 1 - (active if where else frozen)
         else:
-            q = 1 - momentum(where, active=active, frozen=frozen)
-            weight.lerp_(student[name], q.to(weight.dtype))
+            chosen = where.view(-1) if at is None else where.view(-1)[at]
+            q = (1 - momentum(chosen, active=active, frozen=frozen)).to(weight.dtype)
+        # Three roundings per entry wherever it lies; a fused lerp would depend on its neighbours.
+        if at is None:
+            theirs += (mine - theirs).mul_(q)
+        else:
+            old = theirs[at]
+            theirs.index_copy_(0, at, old + (mine[at] - old).mul_(q))
