@@ -32,6 +32,13 @@ def live(settings: RunSettings) -> dict[str, torch.Tensor]:
     torch.set_default_dtype(torch.float64)  # or AdamW makes whole steps of rounding errors
     for weight in planned.net.weights().values():
         weight.data = weight.data.double()
+    encoded = 0
+
+    def counted(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        nonlocal encoded
+        encoded += len(inputs[0])
+
+    planned.net.model.vision_model.embeddings.register_forward_pre_hook(counted)
     learner = Learner(planned.settings.learner(), planned.net)
     labels, losses = [], []
     for t in range(len(planned.stream.groups)):
@@ -42,7 +49,8 @@ def live(settings: RunSettings) -> dict[str, torch.Tensor]:
             labels += guess.labels.tolist() if guess else []
     found = {n: t.clone().contiguous() for n, t in learner.state().tensors.items()}
     torch.set_default_dtype(torch.float32)
-    return found | {"labels": torch.tensor(labels), "losses": torch.tensor(losses)}
+    more = {"labels": labels, "losses": losses, "encoded": encoded}
+    return found | {name: torch.tensor(value) for name, value in more.items()}
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from dosapp.errors import BadInput
@@ -26,7 +27,7 @@ def taught(small, tiny):
 
 
 def test_transformers_loads_it_and_gives_identical_logits(taught, tmp_path) -> None:
-    from transformers import CLIPModel
+    from transformers import CLIPImageProcessor, CLIPModel
 
     from dosapp.backbones.clip import load
 
@@ -38,6 +39,9 @@ def test_transformers_loads_it_and_gives_identical_logits(taught, tmp_path) -> N
     assert classes["classes"] == learner.classes
     with torch.no_grad():
         assert torch.equal(net.encode_image(pixels) @ texts.T, wanted)
+    processor = CLIPImageProcessor.from_pretrained(tmp_path / "x")
+    seen = processor(Image.new("RGB", (60, 45)), return_tensors="pt")["pixel_values"]
+    assert tuple(seen.shape) == (1, 3, 32, 32)
     plain = CLIPModel.from_pretrained(tmp_path / "x")
     assert all(
         torch.equal(a, b)
@@ -61,6 +65,8 @@ def test_what_cannot_be_exported_says_so(taught, small, tiny, tmp_path) -> None:
     learner, _, _ = taught
     with pytest.raises(BadInput, match="unknown kind of export 'tflite'"):
         export(learner, tmp_path / "x", "tflite")
+    with pytest.raises(BadInput, match="knows no classes yet"):
+        export(Learner(small().learner()), tmp_path / "x")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("dear")
     with pytest.raises(BadInput, match="is not empty"):

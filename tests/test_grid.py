@@ -155,7 +155,7 @@ class TestRay:
         )
         try:
             wait_for(lambda: bool(list((tmp_path / "store").rglob("working.safetensors"))))
-            [lock] = (tmp_path / "store").rglob(".lock")
+            [lock] = (tmp_path / "store").glob("*/.lock")
             worker = holder(lock)
             assert worker != process.pid
             os.kill(worker, signal.SIGKILL)
@@ -165,12 +165,25 @@ class TestRay:
         assert process.returncode == 0, complaint
         [found] = json.loads(said)
         assert found["weights"] == calm.result.weights
+        assert steps(lock.parent) < 1.5 * steps(tmp_path / "calm" / calm.result.key)
         assert holder(lock) is None
 
-    def test_a_failed_run_is_a_sentence(self, tmp_path, small, monkeypatch) -> None:
+    def test_without_the_package_or_a_cluster_it_is_a_sentence(
+        self, tmp_path, small, monkeypatch
+    ) -> None:
         monkeypatch.setitem(sys.modules, "ray", None)
         with pytest.raises(BadInput, match=r"pip install 'dosapp\[ray\]'"):
             grid([small()], tmp_path, engine="ray")
+        monkeypatch.undo()
+        pytest.importorskip("ray")
+        monkeypatch.setenv("RAY_ADDRESS", "auto")
+        with pytest.raises(BadInput, match="no Ray cluster can be used at 'auto'"):
+            grid([small()], tmp_path, engine="ray")
+
+
+def steps(run: Path) -> int:
+    """Logged, repeated ones included."""
+    return len((run / "log.jsonl").read_text().splitlines())
 
 
 def holder(file: Path) -> int | None:

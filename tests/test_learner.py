@@ -12,6 +12,7 @@ from safetensors import safe_open
 from dosapp.errors import BadInput
 from dosapp.learner import Learner
 from dosapp.plan import open_stream
+from dosapp.run import run
 from dosapp.storage import Damaged, checksum
 from dosapp.streams import Session
 
@@ -260,9 +261,10 @@ class TestFolders:
 class TestHistory:
     @pytest.fixture
     def kept(self, taught, tmp_path):
-        """Four versions: a session, then three steps on the stream."""
+        """Five versions: untaught, a session, then three steps on the stream."""
         learner, stream = taught
         folder = tmp_path / "x"
+        Learner(learner.settings).save(folder, "new")
         learner.save(folder, "taught")
         batches = [stream.session(0).unlabelled.read(range(n, n + 6)) for n in (0, 3, 6)]
         for pixels in batches:
@@ -272,18 +274,30 @@ class TestHistory:
 
     def test_back_and_forward_again_is_exact(self, kept) -> None:
         learner, folder = kept
-        last, states = learner.digest(), learner.history(folder)
-        first = checksum(states.at(1))
-        assert learner.rollback(folder, 1) == 5
-        assert learner.digest() == first == Learner.load(folder).digest()
-        assert learner.rollback(folder, 4) == 6
-        assert learner.digest() == last == Learner.load(folder).digest()
+        states = learner.history(folder)
+        assert checksum(states.at(5)) == learner.digest()
+        for number in (1, 3, 5, 2, 4):
+            wanted = checksum(states.at(number))
+            back = Learner.rollback(folder, number)
+            assert back.digest() == wanted == Learner.load(folder).digest()
         reasons = [version.reason for version in learner.history(folder).versions()]
-        assert reasons[-2:] == ["rolled back to version 1", "rolled back to version 4"]
+        assert reasons[-2:] == ["rolled back to version 2", "rolled back to version 4"]
+
+    def test_before_all_learning_the_answers_are_the_untouched_models(self, kept) -> None:
+        _, folder = kept
+        back, new = Learner.rollback(folder, 1), Learner(kept[0].settings)
+        for name, weight in new.student.net.weights().items():
+            assert torch.equal(back.student.net.weights()[name], weight), name
+        assert back.classes == []
+
+    def test_the_checkpoint_of_a_run_is_left_alone(self, small, tmp_path) -> None:
+        run(small(), tmp_path / "r")
+        with pytest.raises(BadInput, match="is the checkpoint of a run"):
+            Learner.rollback(tmp_path / "r" / "learner", 1)
 
     def test_a_version_that_is_not_there(self, kept) -> None:
-        with pytest.raises(BadInput, match="no version 9; it has 1 to 4"):
-            kept[0].rollback(kept[1], 9)
+        with pytest.raises(BadInput, match="no version 9; it has 1 to 5"):
+            Learner.rollback(kept[1], 9)
 
     def test_a_replayed_class_is_forgotten_with_its_pictures(self, small, tiny, tmp_path) -> None:
         stream = open_stream(small(), tiny)
@@ -291,16 +305,20 @@ class TestHistory:
         for t in (0, 1):
             learner.learn(stream.session(t))
             learner.save(tmp_path / "x")
-        learner.rollback(tmp_path / "x", 1)
+        for number in (1, 2, 1):
+            learner = Learner.rollback(tmp_path / "x", number)
+            assert len(learner.memory) == 3  # what the second session had left of the first
+            assert all((labels < 3).all() for labels in learner.memory.labels)
         assert len(learner.classes) == 3
-        assert len(learner.memory) == 3  # what the second session had left of the first
         learner.learn(stream.session(1))
 
     def test_what_moved(self, kept) -> None:
         learner, folder = kept
         history = learner.history(folder)
         assert history.moved(2, 2) == []
-        found = {one.name: one for one in history.moved(0, 4)}
+        there, back = history.moved(0, 5), history.moved(5, 0)
+        assert [(m.name, m.distance) for m in there] == [(m.name, m.distance) for m in back]
+        found = {one.name: one for one in there}
         name = next(iter(learner.student.net.first_mlp()))
         now = learner.student.net.weights()[name].detach()
         before = learner._base(f"student/{name}")
@@ -312,20 +330,21 @@ class TestHistory:
     def test_dropping_old_versions_changes_nothing_that_stays(self, kept) -> None:
         learner, folder = kept
         history = learner.history(folder)
-        wanted = {n: checksum(history.at(n)) for n in (3, 4)}
-        assert learner.history(folder).forget(2) == 2
+        wanted = {n: checksum(history.at(n)) for n in (4, 5)}
+        assert learner.history(folder).forget(2) == 3
         again = learner.history(folder)
-        assert [v.number for v in again.versions()] == [3, 4]
-        assert {n: checksum(again.at(n)) for n in (3, 4)} == wanted
+        assert [v.number for v in again.versions()] == [4, 5]
+        assert {n: checksum(again.at(n)) for n in (4, 5)} == wanted
         assert Learner.load(folder).digest() == learner.digest()
         assert again.versions()[1].parent == again.versions()[0].checksum
-        assert learner.rollback(folder, 3) == 5
+        Learner.rollback(folder, 4)
+        again = learner.history(folder)
         assert again.forget(2) == 1  # and once more, over one that stands for others
-        assert checksum(learner.history(folder).at(4)) == wanted[4]
+        assert checksum(learner.history(folder).at(5)) == wanted[5]
 
     def test_a_kill_while_dropping_leaves_what_is_needed(self, kept, monkeypatch) -> None:
         learner, folder = kept
-        wanted = checksum(learner.history(folder).at(3))
+        wanted = checksum(learner.history(folder).at(4))
 
         def killed(path: Path) -> None:
             raise KeyboardInterrupt
@@ -335,6 +354,8 @@ class TestHistory:
             learner.history(folder).forget(2)
         monkeypatch.undo()
         again = learner.history(folder)
-        assert [v.number for v in again.versions()] == [3, 4]
-        assert checksum(again.at(3)) == wanted
+        assert [v.number for v in again.versions()] == [4, 5]
+        assert checksum(again.at(4)) == wanted
         assert Learner.load(folder).digest() == learner.digest()
+        assert again.forget(2) == 3  # what the kill had left
+        assert not (folder / "versions" / "000001.safetensors").exists()

@@ -85,5 +85,9 @@ class TestSweeps:
         assert sweep.setting == "sparsity"
         assert [value for value, _ in sweep.points] == [0.1, 0.3, 0.5]
 
+    def test_a_method_that_is_no_more_spoils_nothing(self) -> None:
+        old = made("retired", 0, 70, 9, options={"depth": 3})
+        assert len(list(sweeps(rows([old, *self.results(fraction=[1.0, 0.25, 0.5])])))) == 1
+
     def test_two_values_are_none(self) -> None:
         assert not list(sweeps(rows(self.results(fraction=[0.5, 0.25]))))

@@ -167,7 +167,7 @@ class TestLedger:
         away = replace(SMALL, data={"single": ["nowhere/x"], "long": ["nowhere/x"]})
         book = Ledger("with-without-ttl", away, tmp_path)
         assert {cell.status for cell in book.cells()} == {"not run"}
-        assert "is not a folder here" in book.reasons[0]
+        assert "is not here" in book.reasons[0]
 
     def test_earlier_tasks_before_and_after(self, tmp_path) -> None:
         grid(runs(["ttl-before-after"], SMALL), tmp_path)

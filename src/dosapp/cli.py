@@ -119,12 +119,19 @@ def run(
         with (
             ranks.writing(place) as here,
             progress(planned.settings.method, err) as shown,
-            closing(Tracked(here, planned.settings, track or [], shown)) as watch,
+            closing(Tracked(here, planned.settings, _tracks(track), shown)) as watch,
         ):
             result = compute(planned, here, resume=resume or folder is None, watch=watch)
     show([result], as_json)
     if not as_json:
         out.print(f"wrote {place}/result.json", highlight=False)
+
+
+def _tracks(asked: list[str] | None) -> list[str]:
+    """Of several processes the first keeps the books."""
+    from dosapp import ranks
+
+    return (asked or []) if ranks.rank() == 0 else []
 
 
 @app.command()
@@ -403,7 +410,8 @@ history_app = typer.Typer(
 )
 app.add_typer(history_app, name="history")
 LearnerFolder = Annotated[Path, typer.Argument(help="a learner's folder")]
-Number = Annotated[int, typer.Argument(min=0, help="a version's number; 0: before any learning")]
+Number = Annotated[int, typer.Argument(min=1, help="a version's number")]
+From = Annotated[int, typer.Argument(min=0, help="a version's number; 0: before any learning")]
 
 
 @history_app.command("list")
@@ -446,9 +454,7 @@ def history_show(folder: LearnerFolder, number: Number, as_json: Json = False) -
 
 
 @history_app.command("diff")
-def history_diff(
-    folder: LearnerFolder, first: Number, second: Number, as_json: Json = False
-) -> None:
+def history_diff(folder: LearnerFolder, first: From, second: From, as_json: Json = False) -> None:
     """Which layers moved from one version to another, and how far."""
     from dosapp.learner import Learner
 
@@ -472,9 +478,10 @@ def history_rollback(folder: LearnerFolder, number: Number) -> None:
     from dosapp.learner import Learner
     from dosapp.storage import locked
 
+    Learner.history_of(folder).version(number)  # before anything is touched
     with locked(folder):
-        made = Learner.load(folder).rollback(folder, number)
-    out.print(f"version {made} is what version {number} was", highlight=False)
+        made = Learner.rollback(folder, number).history(folder).versions()[-1]
+    out.print(f"version {made.number} is what version {number} was", highlight=False)
 
 
 @history_app.command("gc")
@@ -486,8 +493,9 @@ def history_gc(
     from dosapp.learner import Learner
     from dosapp.storage import locked
 
+    history = Learner.history_of(folder)
     with locked(folder):
-        gone = Learner.history_of(folder).forget(keep)
+        gone = history.forget(keep)
     out.print(f"{gone} version(s) dropped", highlight=False)
 
 

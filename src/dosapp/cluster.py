@@ -38,7 +38,15 @@ def on_ray(
             os.environ.setdefault("RAY_worker_niceness", "0")  # computing is what they are for
             usual = {"log_to_driver": False, "logging_level": "ERROR"}
             new = {"num_cpus": jobs, "include_dashboard": False}
-            ray.init(**usual, **({} if "RAY_ADDRESS" in os.environ else new))
+            address = os.environ.get("RAY_ADDRESS")
+            try:
+                ray.init(**usual, **({} if address else new))
+            except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+                why = str(error).strip().partition("\n")[0]
+                raise BadInput(
+                    f"no Ray cluster can be used at '{address or 'this machine'}' ({why}); "
+                    "set RAY_ADDRESS to one that is up, or leave it out"
+                ) from error
         try:
             task = ray.remote(num_cpus=1, max_retries=RETRIES)(_compute)
             home, place = os.getcwd(), folder.resolve()

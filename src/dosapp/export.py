@@ -26,6 +26,8 @@ def export(learner: Learner, folder: Path, kind: str = "pretrained") -> None:
     """Write to a folder that is new or empty; it appears when everything is in it."""
     if kind not in KINDS:
         raise unknown("kind of export", kind, KINDS)
+    if not learner.classes:
+        raise BadInput("the learner knows no classes yet; teach it a session before exporting it")
     if folder.exists() and any(folder.iterdir()):
         raise BadInput(f"'{folder}' is not empty; export to a new folder")
     name, expert = next(iter(learner.method.experts(learner.student).items()))

@@ -15,6 +15,7 @@ import shutil
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
@@ -62,8 +63,8 @@ def plan(path: Path, seeds: str | None = None) -> list[RunSettings]:
 
 
 def rows_of(path: Path, results: list[Result]) -> list[Result]:
-    """Those of the results that a grid file asks for, in its order; the store may hold others."""
-    asked = [_name(one.model_dump(mode="json")) for one in plan(path)]
+    """Those of the results that a grid file asks for, of any seed, in its order."""
+    asked = [_name(one.resolved().model_dump(mode="json")) for one in plan(path)]
     place = {name: n for n, name in reversed(list(enumerate(asked)))}
     found = [r for r in results if _name(r.settings) in place]
     if not found:
@@ -72,9 +73,9 @@ def rows_of(path: Path, results: list[Result]) -> list[Result]:
 
 
 def _name(settings: Mapping[str, Any]) -> str:
-    """What tells rows apart; the rate is written out only in results."""
+    """What tells rows apart."""
     known = {**RunSettings().model_dump(mode="json"), **settings}
-    return json.dumps([v for k, v in sorted(known.items()) if k not in ("seed", "lr")])
+    return json.dumps([v for k, v in sorted(known.items()) if k != "seed"])
 
 
 def product(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -130,7 +131,8 @@ def grid(
 def _checked(settings: RunSettings, found: Outcome | BaseException, folder: Path) -> Outcome:
     """What came back, unless nothing did or the result went somewhere else."""
     if isinstance(found, BaseException):  # its process is gone, its checkpoint is not
-        return Outcome(settings, None, f"a process died ({found}); run the grid again")
+        why = str(found).strip().rpartition("\n")[2]
+        return Outcome(settings, None, f"a process died ({why}); run the grid again")
     if found.result and not (folder / found.result.key / "result.json").exists():
         said = f"its result is not in '{folder}'; --out must be a folder every node can see"
         return Outcome(settings, None, said)
@@ -176,6 +178,7 @@ def _worker(parent: int) -> None:
     import torch
 
     torch.set_num_threads(1)
+    warnings.formatwarning = lambda message, *_: f"note: {message}\n"
 
     def watch() -> None:
         while os.getppid() == parent:

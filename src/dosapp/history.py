@@ -61,20 +61,18 @@ class Moved:
 def moved(new: State, old: State, base: Base) -> list[Moved]:
     """What differs between two states, the farthest first."""
     found = []
-    for name, tensor in new.tensors.items():
-        if not tensor.is_floating_point():
-            continue
-        before = old.tensors.get(name)
-        before = base(name) if before is None else before
-        before = torch.zeros_like(tensor) if before is None else before
-        if before.shape != tensor.shape:  # it has grown: all of it is new
-            before = torch.full_like(tensor, torch.nan)
-        where = differs(tensor, before)
+    for name in {**new.tensors, **old.tensors}:
+        after, before = (state.tensors.get(name, base(name)) for state in (new, old))
+        like = before if after is None else after
+        assert like is not None  # one of them has it
+        now, then = (torch.zeros_like(like) if t is None else t for t in (after, before))
+        if now.shape != then.shape:  # it has grown or shrunk: all of it is another
+            now, then = now.double(), torch.zeros_like(now, dtype=torch.float64)
+        where = differs(now, then)
         if where.any():
-            gap = (tensor - before.nan_to_num())[where].double()
-            count = int(where.sum())
+            gap = (now.double() - then.double())[where]
             size = float(gap.norm()), float(gap.abs().max())
-            found.append(Moved(name, count, tensor.numel(), *size))
+            found.append(Moved(name, int(where.sum()), now.numel(), *size))
     return sorted(found, key=lambda one: -one.distance)
 
 
@@ -156,10 +154,13 @@ class History:
 
     def versions(self) -> list[Version]:
         """All of them, from their headers; their tensors are checked when they are used."""
-        return [self.version(number) for number in self._numbers()]
+        return [self._described(number) for number in self._numbers()]
 
     def version(self, number: int) -> Version:
         self._check_known(number)
+        return self._described(number)
+
+    def _described(self, number: int) -> Version:
         path = self._file(number)
         facts, total = read_facts(path)
         self._check_format(facts, path)
@@ -177,8 +178,11 @@ class History:
     def _numbers(self) -> list[int]:
         """Of the versions that are there; those after the head were never acknowledged."""
         head = read_facts(self._working)[0]["version"] if self.exists() else 0
-        found = sorted(int(p.stem) for p in (self.folder / "versions").glob("*.safetensors"))
-        return [number for number in found if self._first() <= number <= head]
+        first = self._first()
+        return [number for number in self._files() if first <= number <= head]
+
+    def _files(self) -> list[int]:
+        return sorted(int(p.stem) for p in (self.folder / "versions").glob("*.safetensors"))
 
     def _check_known(self, number: int) -> None:
         known = self._numbers()
@@ -200,15 +204,14 @@ class History:
         Says how many are gone.
         """
         numbers = self._numbers()
-        gone = numbers[: max(0, len(numbers) - max(1, keep))]
-        if not gone:
-            return 0
-        first = gone[-1] + 1
-        _, stands_for, tensors = self._replayed(first)
-        record, _ = read_record(self._file(first))
-        facts = {**record.facts, "parent": "", "stands_for": stands_for}
-        write_record(self._file(first), State(changes(tensors, {}, self._base), facts))
-        for number in reversed(gone):  # a kill in between leaves nothing that is needed
+        first = numbers[-max(1, keep) :][0] if numbers else 0
+        if first > self._first():
+            _, stands_for, tensors = self._replayed(first)
+            record, _ = read_record(self._file(first))
+            facts = {**record.facts, "parent": "", "stands_for": stands_for}
+            write_record(self._file(first), State(changes(tensors, {}, self._base), facts))
+        gone = [number for number in self._files() if number < first]  # after a kill, again
+        for number in gone:
             self._file(number).unlink()
         return len(gone)
 
@@ -236,14 +239,13 @@ class History:
 
     def _first(self) -> int:
         """The oldest version that needs no other: the last that stands for all before it."""
-        whole = [1]
-        for path in (self.folder / "versions").glob("*.safetensors"):
+        for number in reversed(self._files()):
             try:
-                if "stands_for" in read_facts(path)[0]:
-                    whole.append(int(path.stem))
+                if "stands_for" in read_facts(self._file(number))[0]:
+                    return number
             except Damaged:  # found and said when it is read
                 continue
-        return max(whole)
+        return 1
 
     def _check_format(self, facts: Mapping[str, Any], path: Path) -> None:
         if facts.get("format") != FORMAT:

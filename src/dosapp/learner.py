@@ -354,15 +354,21 @@ class Learner:
         history.commit(self.state(), reason)
         history.checkpoint(self.state(), self.working())
 
-    def rollback(self, folder: Path | str, number: int) -> int:
-        """Become what a version was, as a new version: nothing is taken out of the history, so the
-        way forward again is another rollback."""
-        history = self.history(Path(folder))
-        self.restore(history.at(number))
-        self.memory.rewind(self.sessions)
-        made = history.commit(self.state(), f"rolled back to version {number}")
-        history.checkpoint(self.state(), self.working())
-        return made
+    @classmethod
+    def rollback(cls, folder: Path | str, number: int, net: Backbone | None = None) -> "Learner":
+        """What a version was, as a new version: nothing is taken out of the history, so the way
+        forward again is another rollback. A memory keeps the pictures whose classes are known."""
+        learner = cls._opened(Path(folder), net)
+        history = learner.history(Path(folder))
+        _, working = history.resume()
+        if "progress" in working.facts:
+            raise BadInput(f"'{folder}' is the checkpoint of a run; copy it and roll back the copy")
+        learner.restore(history.at(number))
+        learner.memory.load(under("memory/", working.tensors))
+        learner.memory.forget_beyond(len(learner.classes))
+        history.commit(learner.state(), f"rolled back to version {number}")
+        history.checkpoint(learner.state(), learner.working())
+        return learner
 
     def describe(self, folder: Path) -> None:
         """`learner.json`: what must be known before any tensor is read."""
@@ -378,7 +384,8 @@ class Learner:
             or read_json(path)["fingerprint"] != self.fingerprint
         ):
             raise BadInput(f"'{folder}' holds a learner with other settings; save elsewhere")
-        if not path.exists() and folder.exists() and any(folder.iterdir()):
+        left = [p for p in folder.iterdir() if p.name != ".lock"] if folder.exists() else []
+        if left and not path.exists():
             raise BadInput(f"'{folder}' is not empty and holds no learner; save elsewhere")
         write_json(path, facts)
 

@@ -54,9 +54,12 @@ class Memory:
         pictures = torch.cat(self.pictures)[rows]
         return pictures.float() / 255, torch.cat(self.labels)[rows]
 
-    def rewind(self, sessions: int) -> None:
-        """Forget what later sessions kept; earlier ones have become fewer, and stay so."""
-        del self.pictures[sessions:], self.labels[sessions:]
+    def forget_beyond(self, classes: int) -> None:
+        """Drop pictures of classes that are not known any more."""
+        known = [labels < classes for labels in self.labels]
+        pictures = [p[k] for p, k in zip(self.pictures, known, strict=True) if k.any()]
+        labels = [n[k] for n, k in zip(self.labels, known, strict=True) if k.any()]
+        self.pictures, self.labels = pictures, labels
 
     def state(self) -> dict[str, Tensor]:
         return {f"pictures/{n}": p for n, p in enumerate(self.pictures)} | {

@@ -31,11 +31,11 @@ def rank() -> int:
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """Find the others, if torchrun started some: over gloo, or nccl where there are GPUs."""
+    """Find the others, if torchrun started some. (gloo: backbones live on the CPU so far.)"""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield
         return
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    dist.init_process_group("gloo")
     try:
         yield
     finally:

@@ -93,8 +93,10 @@ def run(
     learner = Learner(planned.settings.learner(), planned.net)
     threads = known["threads"] if known else torch.get_num_threads()
     if not known:
-        write_json(folder / "run.json", {"identity": planned.identity, "threads": threads})
-    with locked(folder), _threads(threads):
+        how = {"threads": threads, "processes": ranks.count()}
+        write_json(folder / "run.json", {"identity": planned.identity, **how})
+    (folder / "learner").mkdir(exist_ok=True)
+    with locked(folder), locked(folder / "learner"), _threads(threads):
         return Experiment(planned, learner, folder, watch or Watch()).finish()
 
 
@@ -111,6 +113,9 @@ def _known(folder: Path, identity: Mapping[str, Any], resume: bool) -> dict[str,
     found: dict[str, Any] = read_json(path)
     if found.get("identity") != json.loads(json.dumps(identity)):
         raise BadInput(f"'{folder}' holds a run with other settings; choose another --out")
+    begun = found.get("processes", 1)
+    if begun != ranks.count() and not (folder / "result.json").exists():
+        raise BadInput(f"'{folder}' was begun by {begun} process(es) and goes on with as many")
     return found
 
 
@@ -201,7 +206,8 @@ class Experiment:
     def _next(self, t: int, phase: str, reason: str) -> None:
         self.progress.session = t + (phase == "learn")
         self.progress.phase, self.progress.done = phase, 0
-        self.history.commit(self.learner.state(), reason)
+        row = next(iter(self.progress.matrices.values()))["before" if phase == "adapt" else "after"]
+        self.history.commit(self.learner.state(), reason, {"accuracy": row[t]})
         self._checkpoint()
 
     def _checkpoint(self) -> None:

@@ -197,7 +197,13 @@ class Clip:
         """As `save_pretrained` does, so that transformers and `load` read it."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
-        text = json.dumps(self.processing, indent=2) + "\n"
+        whole = {
+            "image_processor_type": "CLIPImageProcessor",
+            "do_center_crop": True,
+            "crop_size": {"height": self.pixels, "width": self.pixels},
+            **self.processing,
+        }
+        text = json.dumps(whole, indent=2) + "\n"
         (folder / "preprocessor_config.json").write_text(text)
 
     # Pictures

@@ -9,7 +9,7 @@ from typing import Any
 from dosapp.backbones.base import Backbone
 from dosapp.data.base import Dataset, Part
 from dosapp.data.decoded import Decoded, cache_folder
-from dosapp.data.files import readable
+from dosapp.data.files import SUFFIXES, readable
 from dosapp.data.folder import own_data
 from dosapp.data.generated import Domain
 from dosapp.data.hub import hub_data, table_data
@@ -41,9 +41,15 @@ def load_dataset(
     place = Path(name)
     if not name or (not place.exists() and "/" not in name and "." not in name):
         raise unknown("dataset", name, [*DOMAINS, *KNOWN], "dosapp datasets; or a path that exists")
-    if any(place.rglob("*.parquet")) if place.exists() else HUB_ID.fullmatch(name):
+    if is_table(place) if place.exists() else HUB_ID.fullmatch(name):
         return _decoded(table_data(name, net.picture), net, skip_bad)
     return _decoded(own_data(place, net.picture), net, skip_bad)
+
+
+def is_table(place: Path) -> bool:
+    """A folder with Parquet files and no pictures."""
+    suffixes = {p.suffix.lower() for p in place.rglob("*")} if place.is_dir() else set()
+    return ".parquet" in suffixes and not suffixes & SUFFIXES
 
 
 def _decoded(dataset: Dataset, net: Backbone, skip_bad: bool) -> Dataset:

@@ -10,6 +10,7 @@ FILE.csv with columns path, label and perhaps split (train or test)
 import csv
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -90,11 +91,16 @@ def _classes(names: Tree, root: Path) -> Found:
 
 
 def _thirds(found: Found) -> tuple[Found, Found]:
-    """Every third picture of a class, in a fixed shuffle, is for the test."""
-    train: Found = []
-    test: Found = []
-    for name in sorted({name for _, name in found}):
-        mine = [item for item in found if item[1] == name]
+    train, test = thirds([name for _, name in found])
+    return [found[i] for i in train], [found[i] for i in test]
+
+
+def thirds(names: Sequence[str]) -> tuple[list[int], list[int]]:
+    """Rows to teach and to test: every third of a class, in a fixed shuffle, is for the test."""
+    train: list[int] = []
+    test: list[int] = []
+    for name in sorted(set(names)):
+        mine = [row for row, other in enumerate(names) if other == name]
         order = chance("thirds", name).permutation(len(mine))
         cut = max(2, len(mine) // 3) if len(mine) > 2 else len(mine) // 2
         test += [mine[i] for i in sorted(order[:cut])]

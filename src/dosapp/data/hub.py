@@ -1,5 +1,6 @@
 """Tables of pictures from the hub, through the `datasets` package: the paper's, or any other."""
 
+import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +12,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dosapp.core.chance import chance
 from dosapp.data.base import Dataset, Part, Rows
 from dosapp.data.files import Prepare, opened
+from dosapp.data.folder import thirds
 from dosapp.data.known import Known
 from dosapp.errors import BadInput
 
@@ -28,34 +29,60 @@ def hub_data(name: str, prepare: Prepare) -> Dataset:
     for split in ("train", "test"):
         where, part_of = known.hub[split]
         table = _loaded(where, f"{name} is not on this machine: give --data-dir", part_of)
-        column = table.features[known.hub["label"]]
-        names = list(getattr(column, "names", None) or known.classes)
+        label = known.hub["label"]
+        names = list(getattr(table.features[label], "names", None) or known.classes)
         said = known.labels(names, where)  # its own order may be another
         place = np.array([list(known.classes).index(said[name]) for name in names])
-        rows = Column(table, known.hub["image"], f"{where}/{part_of}", prepare)
-        parts.append(Part(rows, place[np.asarray(table[known.hub["label"]], dtype=np.int64)]))
+        rows = Column.of(table, known.hub["image"], part_of, prepare)
+        parts.append(Part(rows, place[_labels(table, label, range(len(names)), where)]))
     return known.dataset(parts[0], parts[1], known.hub["train"][0])
 
 
 def table_data(where: str, prepare: Prepare) -> Dataset:
     """Any table with a column of pictures and one of labels: a hub id, or a folder of Parquet."""
-    tables = _loaded(where, f"data '{where}' is not a folder here")
+    here = Path(where).exists()
+    tables = _loaded(where, f"'{where}' has no table in it" if here else f"'{where}' is not here")
     if "train" not in tables:
         raise BadInput(f"'{where}' has the splits {', '.join(tables)}, but none named train")
     train, test = tables["train"], next((tables[n] for n in TEST if n in tables), None)
     picture, label = _columns(train.features, where)
+    if test is not None and label not in test.features:
+        raise BadInput(f"'{where}' has no column '{label}' in its test split; it cannot be asked")
     names = getattr(train.features[label], "names", None)
-    given = {id(t): t[label] for t in (train, test) if t is not None}
-    known = sorted({str(v) for found in given.values() for v in found}, key=_by_number)
-    place = {str(n): n for n in range(len(names))} if names else {v: n for n, v in enumerate(known)}
+    values: Sequence[Any] = range(len(names)) if names else _values(train, test, label)
 
-    def part(table: Any, title: str) -> Part:
-        labels = np.array([place[str(value)] for value in given[id(table)]], dtype=np.int64)
-        return Part(Column(table, picture, f"{where}/{title}", prepare), labels)
+    def part(table: Any, split: str) -> Part:
+        labels = _labels(table, label, values, where)
+        return Part(Column.of(table, picture, split, prepare), labels)
 
-    classes = tuple(str(name).replace("_", " ") for name in names or known)
+    classes = tuple(str(name).replace("_", " ") for name in names or values)
     halves = (part(train, "train"), part(test, "test")) if test else _thirds(part(train, "train"))
     return Dataset(Path(where).name, classes, *halves)
+
+
+def _values(train: Any, test: Any, label: str) -> list[Any]:
+    """What a label column without names says, in order."""
+    found = {value for table in (train, test) if table for value in table[label]}
+    return sorted(found - {None}, key=lambda value: (str(type(value)), value))
+
+
+def _labels(table: Any, label: str, values: Sequence[Any], where: str) -> Rows:
+    place = {value: n for n, value in enumerate(values)}
+    given = table[label]
+    strange = next((row for row, value in enumerate(given) if value not in place), None)
+    if strange is not None:
+        raise BadInput(
+            f"'{where}' has the label {given[strange]} in row {strange}, which is no class; "
+            "a split without labels cannot be used"
+        )
+    return np.array([place[value] for value in given], dtype=np.int64)
+
+
+def _thirds(part: Part) -> tuple[Part, Part]:
+    column: Any = part.pictures
+    train, test = thirds([str(label) for label in part.labels])
+    asked = replace(column.only(test), split="the test third")
+    return Part(column.only(train), part.labels[train]), Part(asked, part.labels[test])
 
 
 def _loaded(where: str, otherwise: str, split: str | None = None) -> Any:
@@ -63,13 +90,14 @@ def _loaded(where: str, otherwise: str, split: str | None = None) -> Any:
         import datasets
     except ImportError as error:
         raise BadInput(
-            f"{otherwise}, or pip install 'dosapp[hub]' to get it from the hub ({where})"
+            f"{otherwise}; tables and the hub need pip install 'dosapp[hub]' ({where})"
         ) from error
     try:
         return datasets.load_dataset(where, split=split)
     except Exception as error:  # the library raises many kinds
         first = str(error).partition("\n")[0]
-        raise BadInput(f"{otherwise}, and the hub did not give {where} ({first})") from error
+        who = "the table cannot be read" if Path(where).exists() else "the hub did not give it"
+        raise BadInput(f"{otherwise}, and {who} ({where}: {first})") from error
 
 
 def _columns(features: Any, where: str) -> tuple[str, str]:
@@ -83,30 +111,19 @@ def _columns(features: Any, where: str) -> tuple[str, str]:
     return picture, label
 
 
-def _by_number(text: str) -> tuple[int, str]:
-    return (int(text), "") if text.isdigit() else (10**9, text)
-
-
-def _thirds(part: Part) -> tuple[Part, Part]:
-    """Every third picture of a class, in a fixed shuffle, is for the test."""
-    test = np.zeros(len(part.labels), dtype=bool)
-    for label in np.unique(part.labels):
-        mine = chance("thirds", int(label)).permutation(np.flatnonzero(part.labels == label))
-        test[mine[: max(1, len(mine) // 3)]] = True
-    rows = [np.flatnonzero(half) for half in (~test, test)]
-    column: Any = part.pictures
-    taught, asked = (Part(column.only(half.tolist()), part.labels[half]) for half in rows)
-    return taught, asked
-
-
 @dataclass(frozen=True)
 class Column:
-    """The pictures of a table of the `datasets` library."""
+    """The pictures of a table of the `datasets` library, as the bytes they came in."""
 
     table: Any
     column: str
-    title: str
+    split: str
     prepare: Prepare
+
+    @classmethod
+    def of(cls, table: Any, column: str, split: str, prepare: Prepare) -> "Column":
+        kind = replace(table.features[column], decode=False)
+        return cls(table.cast_column(column, kind), column, split, prepare)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -115,17 +132,23 @@ class Column:
         return torch.stack([self.decode(int(row)) for row in rows])
 
     def decode(self, row: int) -> Tensor:
-        return self.prepare(opened(lambda: self._image(row), f"{self.title}, row {row}"))
+        return self.prepare(opened(lambda: Image.open(io.BytesIO(self._bytes(row))), self._at(row)))
 
-    def _image(self, row: int) -> Image.Image:
-        found = self.table[row][self.column]
-        return found if isinstance(found, Image.Image) else Image.open(io.BytesIO(found["bytes"]))
+    def _bytes(self, row: int) -> bytes:
+        cell = self.table[row][self.column]
+        if cell is None:
+            raise ValueError("it is empty")
+        return Path(cell["path"]).read_bytes() if cell["bytes"] is None else bytes(cell["bytes"])
+
+    def _at(self, row: int) -> str:
+        return f"row {row} of {self.split}"
 
     def key(self, row: int) -> str:
-        return f"{self.title}/{row}:{self.table._fingerprint}"
+        """What is in it, so that a table that was moved or copied has the same pictures."""
+        return f"{self.split}/{row}:{hashlib.sha256(self._bytes(row)).hexdigest()[:12]}"
 
     def identity(self) -> list[str]:
-        return [self.title, self.column, self.table._fingerprint]
+        return [self.split, self.column, self.table._fingerprint]
 
     def only(self, rows: Sequence[int]) -> "Column":
         return replace(self, table=self.table.select(list(rows)))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dosapp.errors import BadInput
 from dosapp.methods import build
 from dosapp.report.tables import Row, settings_of
 from dosapp.result import Result
@@ -41,7 +42,10 @@ def _said(result: Result) -> dict[str, Any]:
     said = settings_of(result)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # odd values were noted when the run was planned
-        own = build(said["method"], said["adapt"], said["options"]).settings()
+        try:
+            own = build(said["method"], said["adapt"], said["options"]).settings()
+        except BadInput:  # an old result of a method that is no more
+            own = said["options"]
     return {k: v for k, v in said.items() if k not in ("options", "seed")} | own
 
 
