@@ -405,6 +405,24 @@ def backbones(as_json: Json = False) -> None:
     out.print("[bold]FOLDER[/bold] or [bold]org/name[/bold]  any CLIPModel with its processor")
 
 
+@app.command()
+def bench(
+    quick: Annotated[bool, typer.Option(help="fewer repetitions, and nothing at batch 64")] = False,
+    as_json: Json = False,
+) -> None:
+    """Ratios to a plain implementation and to bare inference, ViT-B/16 with random weights."""
+    from dosapp.bench.measure import bench as measure
+    from dosapp.bench.model import vit_b_16
+
+    with err.status("building ViT-B/16") as status:
+        found = measure(vit_b_16(), quick=quick, watch=status.update)
+    if as_json:
+        print(json.dumps(found))
+        return
+    for name, ratio in found["ratios"].items():
+        out.print(f"{name:<32} {'left out' if ratio is None else f'{ratio:.3f}'}", highlight=False)
+
+
 history_app = typer.Typer(
     help="What a learner was: its versions, what changed, and the way back.", no_args_is_help=True
 )

@@ -1,0 +1,67 @@
+"""A CLIP of any size with random weights, and prompts of 12 tokens: nothing is downloaded."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dosapp.backbones.clip import MEAN, STD, Clip, transformers
+from dosapp.core.chance import torch_chance
+
+START, END, WORDS = 49406, 49407, 4  # the tokenizer's ends; words every prompt begins with
+LENGTH = 12
+
+
+class Prompts:
+    """Stands for a tokenizer: `class 7` → start, four common words, six of its own, end."""
+
+    pad_token_id = 0
+
+    def __init__(self, end: int = END, words: int = END - 2) -> None:
+        self.end, self.words = end, words
+
+    def __call__(self, captions: Sequence[str], **_: object) -> Mapping[str, list[list[int]]]:
+        common = self._ids("common", WORDS)
+        own = [self._ids(caption, LENGTH - WORDS - 2) for caption in captions]
+        return {"input_ids": [[self.end - 1, *common, *ids, self.end] for ids in own]}
+
+    def _ids(self, word: str, count: int) -> list[int]:
+        generator = torch_chance("bench", word)
+        found: list[int] = torch.randint(1, self.words, (count,), generator=generator).tolist()
+        return found
+
+
+def vit_b_16() -> dict[str, Any]:
+    """The paper's backbone, as transformers configures it by default, with patches of 16."""
+    return {"vision_config": {"patch_size": 16}}
+
+
+def small() -> dict[str, Any]:
+    """The same kind of model, for checks in double precision."""
+    text = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    text |= {"num_attention_heads": 2, "vocab_size": 64, "eos_token_id": 63, "bos_token_id": 62}
+    vision = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
+    vision |= {"num_attention_heads": 2, "image_size": 32, "patch_size": 16}
+    return {"text_config": text, "vision_config": vision, "projection_dim": 24}
+
+
+def random_clip(config: Mapping[str, Any], seed: int = 0) -> Clip:
+    library = transformers()
+    made = library.CLIPConfig(**config)
+    made.text_config.eos_token_id = made.text_config.vocab_size - 1
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = library.CLIPModel(made)
+    end = made.text_config.vocab_size - 1
+    processing = {
+        "size": {"shortest_edge": made.vision_config.image_size},
+        "resample": 3,
+        "image_mean": MEAN,
+        "image_std": STD,
+    }
+    return Clip(model, Prompts(end, end - 1), processing, "random")
+
+
+def pictures(count: int, pixels: int, word: str = "pictures") -> Tensor:
+    return torch.rand(count, 3, pixels, pixels, generator=torch_chance("bench", word))

@@ -1,0 +1,102 @@
+"""DoSAPP as one writes it down first: correct, and nothing is saved.
+
+77 tokens per caption, one caption per image, a second model for the teacher, a forward of the
+student for labels and another for the loss, dense AdamW and dense averaging over all candidates,
+gradients masked afterwards.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from dosapp.backbones.clip import Clip
+from dosapp.core.losses import clip_loss
+from dosapp.core.masks import Mask
+
+ROOM = 77
+
+
+class Plain:
+    def __init__(
+        self,
+        net: Clip,
+        classes: Sequence[str],
+        *,
+        lr: float,
+        weight_decay: float,
+        gamma: float = 0.8,
+        lam: float = 0.9,
+        delta: float = 0.9999,
+    ) -> None:
+        self.student: Any = net.model
+        self.mean, self.std = net._mean, net._std
+        self.lr, self.weight_decay = lr, weight_decay
+        self.gamma, self.lam, self.delta = gamma, lam, delta
+        room = min(ROOM, self.student.config.text_config.max_position_embeddings)
+        ids = torch.tensor(net.tokenizer(classes)["input_ids"])
+        pad = torch.zeros(len(ids), room - ids.shape[1], dtype=ids.dtype)
+        self.ids = torch.cat([ids, pad], dim=1)  # [C, 77]
+        wanted = set(net.first_mlp())
+        for name, weight in self.student.named_parameters():
+            weight.requires_grad_(name in wanted)
+        self.names = [n for n, _ in self.student.named_parameters() if n in wanted]
+        self.teacher: Any = copy.deepcopy(self.student)
+
+    def begin(self, mask: Mask) -> None:
+        """A phase: another mask, a fresh optimizer."""
+        self.mask = mask
+        weights = [self._weights(self.student)[name] for name in self.names]
+        self.optimizer = torch.optim.AdamW(weights, lr=self.lr, weight_decay=self.weight_decay)
+
+    def lesson(self, pixels: Tensor, labels: Tensor) -> Tensor:
+        loss = self._loss(pixels, labels)
+        self._step(loss, self.gamma)
+        return loss.detach()
+
+    def adapt(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            teacher, student = (
+                self._images(model, pixels) @ self._texts(model, self.ids).T
+                for model in (self.teacher, self.student)
+            )
+            t, s = teacher.max(dim=1), student.max(dim=1)
+            labels = torch.where(t.values >= s.values, t.indices, s.indices)
+        loss = self._loss(pixels, labels)
+        self._step(loss, self.lam)
+        return loss.detach(), labels
+
+    def _loss(self, pixels: Tensor, labels: Tensor) -> Tensor:
+        images = self._images(self.student, pixels)
+        return clip_loss(
+            images, self._texts(self.student, self.ids[labels]), self.student.logit_scale.exp()
+        )
+
+    def _step(self, loss: Tensor, active: float) -> None:
+        self.optimizer.zero_grad()
+        loss.backward()
+        weights, teacher = self._weights(self.student), self._weights(self.teacher)
+        with torch.no_grad():
+            before = {name: weights[name].clone() for name in self.names}
+            for name in self.names:
+                weights[name].grad.mul_(self.mask[name])
+            self.optimizer.step()
+            for name in self.names:
+                weights[name].copy_(torch.where(self.mask[name], weights[name], before[name]))
+                p = torch.where(self.mask[name], active, self.delta).to(weights[name])
+                teacher[name].mul_(p).add_((1 - p) * weights[name])
+
+    def _weights(self, model: Any) -> dict[str, Any]:
+        return dict(model.named_parameters())
+
+    def _images(self, model: Any, pixels: Tensor) -> Tensor:
+        pixels = (pixels - self.mean.to(pixels)) / self.std.to(pixels)
+        seen = model.vision_model(pixel_values=pixels).pooler_output
+        return normalize(model.visual_projection(seen), dim=-1)
+
+    def _texts(self, model: Any, ids: Tensor) -> Tensor:
+        read = model.text_model(input_ids=ids).pooler_output
+        return normalize(model.text_projection(read), dim=-1)
