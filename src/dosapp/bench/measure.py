@@ -106,7 +106,7 @@ class Sides:
         theirs = self.method.teacher.weights()
         entries = self.student._entries.values()
         apart = [t for t in self.student._apart.values() if t is not None]
-        kept = [theirs[n] for n in theirs if theirs[n] is not mine[n]]
+        kept: list[Tensor] = [theirs[n] for n in theirs if theirs[n] is not mine[n]]
         kept += [t for e in entries for t in (e.values, e.values.grad, e.where) if t is not None]
         kept += list(self.student.optimizer_state().values())
         kept += [*self.mask.values(), *apart]
