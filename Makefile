@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: setup demo test test-all check format pretrain clean
+.PHONY: setup demo test test-all check format bench pretrain clean
 
 setup: $(READY)
 
@@ -30,6 +30,9 @@ check: $(READY)
 format: $(READY)
 	$(BIN)/ruff format src tests
 	$(BIN)/ruff check --fix src tests
+
+bench: $(READY)  ## ratios, on a quiet machine
+	$(BIN)/dosapp bench
 
 pretrain: $(READY)  ## the embedded backbone, from nothing
 	$(BIN)/dosapp pretrain --out pretrained

@@ -39,6 +39,27 @@ def test_text_is_cut_to_the_longest_caption(tiny) -> None:
     assert tiny.tokens([short]).shape[1] < tiny.tokens([long]).shape[1] <= 32
 
 
+def test_a_common_beginning_is_read_once_and_changes_nothing(tiny) -> None:
+    """Features and gradients, with captions of other lengths and one that is all beginning."""
+    captions = [f"a photo of a {n}." for n in ("red plain circle", "star", "blue star", "heart")]
+    captions += ["a photo of a"]
+    name = "text_model.encoder.layers.0.mlp.fc1.weight"
+    weight = tiny.weights()[name].requires_grad_()
+    seen: list[int] = []
+    hook = tiny.model.text_model.encoder.layers[0].mlp.fc1.register_forward_hook(
+        lambda module, given, made: seen.append(made.shape[0] * made.shape[1])
+    )
+    alone = torch.cat([tiny.encode_text([caption]) for caption in captions])
+    apart, together = sum(seen), tiny.encode_text(captions)
+    hook.remove()
+    torch.testing.assert_close(together, alone)
+    room = tiny.tokens(captions).numel()
+    assert sum(seen) - apart == room - 5 * len(captions) + 5  # start and four words, once
+    direction = torch.randn_like(alone)
+    grads = [torch.autograd.grad((f * direction).sum(), weight)[0] for f in (alone, together)]
+    torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-4)
+
+
 def test_prompts_join_the_patches(tiny) -> None:
     pixels = torch.rand(2, 3, 32, 32)
     plain = tiny.encode_image(pixels)

@@ -30,6 +30,7 @@ KNOWN = {
     "ViT-B-32": "openai/clip-vit-base-patch32",
     "ViT-L-14": "openai/clip-vit-large-patch14",
 }
+PAYS = 4  # captions from which on a common beginning is read once
 TINY = Path(__file__).parent / "tiny"
 
 # What of a config changes an answer; the rest (library version, initialisation) does not.
@@ -104,13 +105,13 @@ class Clip:
     def encode_text(self, captions: Sequence[str]) -> Tensor:
         ids = self.tokens(captions).to(self.scale.device)  # [C, L]
         text = self.model.text_model
-        ahead = torch.full((ids.shape[1],) * 2, -math.inf, device=ids.device).triu(1)
-        mask = ahead.to(self.scale.dtype)[None, None]
-        tokens = walk(text.encoder.layers, text.embeddings(ids), mask)
         # The end token: the highest id where the config predates the explicit one (its value is 2).
         legacy = text.eos_token_id == 2
         end = (ids if legacy else (ids == text.eos_token_id).int()).argmax(dim=1)
-        pooled = text.final_layer_norm(tokens)[torch.arange(len(ids)), end]
+        same = int((ids == ids[0]).all(dim=0).cumprod(dim=0).sum())  # words all begin with
+        common = min(same, int(end.min())) if len(ids) >= PAYS else 0
+        tokens = read(text.encoder.layers, text.embeddings(ids), common)
+        pooled = text.final_layer_norm(tokens[torch.arange(len(ids)), end - common])
         return normalize(self.model.text_projection(pooled), dim=-1)
 
     def tokens(self, captions: Sequence[str]) -> Tensor:
@@ -253,7 +254,30 @@ def walk(
     return tokens
 
 
-def prefixed(layer: Any, tokens: Tensor, prefix: Tensor) -> Tensor:
+def read(layers: Sequence[nn.Module], tokens: Tensor, common: int = 0) -> Tensor:
+    """A causal walk `[C, L, W]` → `[C, L - common, W]`. The first tokens, which are the same in
+    every row, cannot see what follows: they are computed once, and the others look back at them."""
+    length = tokens.shape[1] - common
+    ahead = tokens.new_full((length, length), -math.inf).triu(1)
+    if not common:
+        return walk(layers, tokens, ahead[None, None])
+    mask = torch.cat([tokens.new_zeros(length, common), ahead], dim=1)
+    first = tokens.new_full((common, common), -math.inf).triu(1)[None, None]
+    head, tail = tokens[:1, :common], tokens[:, common:]
+    for layer in layers:
+        tail = prefixed(layer, tail, looked_at(layer, head).expand(2, len(tail), -1, -1), mask)
+        if layer is not layers[-1]:
+            head = walk([layer], head, first)
+    return tail
+
+
+def looked_at(layer: Any, tokens: Tensor) -> Tensor:
+    """The keys and values `[2, B, L, W]` of tokens."""
+    attention, seen = layer.self_attn, layer.layer_norm1(tokens)
+    return torch.stack([attention.k_proj(seen), attention.v_proj(seen)])
+
+
+def prefixed(layer: Any, tokens: Tensor, prefix: Tensor, mask: Tensor | None = None) -> Tensor:
     """A block whose attention also sees keys and values `[2, B, P, W]` that nobody asks from."""
     attention, seen = layer.self_attn, layer.layer_norm1(tokens)
 
@@ -263,7 +287,7 @@ def prefixed(layer: Any, tokens: Tensor, prefix: Tensor) -> Tensor:
     keys = torch.cat([prefix[0], attention.k_proj(seen)], dim=1)
     values = torch.cat([prefix[1], attention.v_proj(seen)], dim=1)
     queries = heads(attention.q_proj(seen))
-    found = scaled_dot_product_attention(queries, heads(keys), heads(values))
+    found = scaled_dot_product_attention(queries, heads(keys), heads(values), mask)
     tokens = tokens + attention.out_proj(found.transpose(1, 2).flatten(2))
     after: Tensor = tokens + layer.mlp(layer.layer_norm2(tokens))
     return after
