@@ -151,6 +151,7 @@ def test_shipped_rates_say_where_they_come_from() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:momenta")  # the ablations want them so
 def test_the_committed_ledger_is_what_the_store_says(tmp_path) -> None:
     """Every cell again from stored results; nothing is computed and nothing is copied."""
     books = opened(list(tables()), Scale.named("tiny"), ROOT / "results" / "tiny")

@@ -39,9 +39,17 @@ def smooth(
         else:
             chosen = where.view(-1) if at is None else where.view(-1)[at]
             q = (1 - momentum(chosen, active=active, frozen=frozen)).to(weight.dtype)
-        # Three roundings per entry wherever it lies; a fused lerp would depend on its neighbours.
         if at is None:
-            theirs += (mine - theirs).mul_(q)
+            theirs.copy_(between(theirs, mine, q))
         else:
-            old = theirs[at]
-            theirs.index_copy_(0, at, old + (mine[at] - old).mul_(q))
+            theirs.index_copy_(0, at, between(theirs[at], mine[at], q))
+
+
+def between(old: Tensor, new: Tensor, q: Tensor | float) -> Tensor:
+    """(1 - q) old + q new, from the nearer end, so that both ends and the average of equals are
+    exact. Every operation is rounded by itself: a fused one would depend on an entry's neighbours.
+    """
+    gap = new - old
+    if not isinstance(q, Tensor):
+        return old + gap * q if q < 0.5 else new - gap * (1 - q)
+    return torch.where(q < 0.5, old + gap * q, new - gap * (1 - q))
