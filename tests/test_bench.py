@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dosapp.bench.measure import bench, in_turns
+from dosapp.bench.measure import bench, race
 from dosapp.bench.model import pictures, random_clip, small
 from dosapp.bench.plain import Plain
 from dosapp.core.masks import top_fraction
@@ -81,6 +81,6 @@ def test_the_figures_are_ratios_and_all_there() -> None:
 
 def test_repetitions_take_turns_and_the_first_is_not_counted() -> None:
     said: list[str] = []
-    found = in_turns({"a": lambda: said.append("a"), "b": lambda: said.append("b")}, 3)
+    found = race({"a": lambda: said.append("a"), "b": lambda: said.append("b")}, 3)
     assert "".join(said) == "ba" + "ab" + "ba" + "ab"
     assert len(found["a"].seconds) == 3

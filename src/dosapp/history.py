@@ -150,7 +150,7 @@ class History:
         """The state of one version."""
         self._check_known(number)
         _, _, tensors = self._replayed(number)
-        return State(tensors, dict(self.version(number).facts))
+        return State(tensors, dict(self._described(number).facts))
 
     def versions(self) -> list[Version]:
         """All of them, from their headers; their tensors are checked when they are used."""

@@ -9,7 +9,7 @@ is one process and all of this is nothing.
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,31 +65,37 @@ def everybody(mine: Any) -> list[Any]:
     return found
 
 
-def rows_of(total: int, who: int) -> range:
+def shared(encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
+    """`encode(rows)`, of which each process computes its portion; all of it if there are too few
+    to give everybody one."""
+    if len(rows) < count():
+        return encode(rows)
+    mine = portion(len(rows), rank())
+    own = encode(rows[mine.start : mine.stop])
+    found: Tensor = _Gathered.apply(own, len(rows))  # type: ignore[no-untyped-call]
+    return found
+
+
+def portion(total: int, who: int) -> range:
     """The rows a process encodes; the first ones have one more if it does not come out even."""
     each, more = divmod(total, count())
     first = who * each + min(who, more)
     return range(first, first + each + (who < more))
 
 
-def gathered(mine: Tensor, total: int) -> Tensor:
-    """`[total, …]`: the rows of all processes, in order."""
-    found: Tensor = _Gathered.apply(mine, total)  # type: ignore[no-untyped-call]
-    return found
-
-
 class _Gathered(torch.autograd.Function):
-    """Backwards a process keeps its own rows, times the number of processes: averaged afterwards,
-    what was shared out adds up, and what everybody computed alike stays as it is."""
+    """The rows of all processes, in order. Backwards a process keeps its own, times the number of
+    processes: averaged afterwards, what was shared out adds up, and what everybody computed alike
+    stays as it is."""
 
     @staticmethod
     def forward(ctx: Any, mine: Tensor, total: int) -> Tensor:
-        sizes = [len(rows_of(total, who)) for who in range(count())]
+        sizes = [len(portion(total, who)) for who in range(count())]
         padded = mine.new_zeros(max(sizes), *mine.shape[1:])
         padded[: len(mine)] = mine
         parts = [torch.empty_like(padded) for _ in sizes]
         dist.all_gather(parts, padded)
-        ctx.mine = rows_of(total, rank())
+        ctx.mine = portion(total, rank())
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
     @staticmethod

@@ -16,15 +16,9 @@ class Shared(Added):
         super().__init__(inner, {})
 
     def pool_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
-        total = len(pixels)
-        if insert is not None or total < ranks.count():  # an insert is made for the whole batch
+        if insert is not None:  # made for the whole batch
             return self.inner.pool_image(pixels, insert)
-        mine = ranks.rows_of(total, ranks.rank())
-        return ranks.gathered(self.inner.pool_image(pixels[mine.start : mine.stop]), total)
+        return ranks.shared(self.inner.pool_image, pixels)
 
     def encode_text(self, captions: Sequence[str]) -> Tensor:
-        total = len(captions)
-        if total < ranks.count():
-            return self.inner.encode_text(captions)
-        mine = ranks.rows_of(total, ranks.rank())
-        return ranks.gathered(self.inner.encode_text(captions[mine.start : mine.stop]), total)
+        return ranks.shared(self.inner.encode_text, captions)

@@ -47,7 +47,7 @@ class Timed:
         return (high - low) / 2 / self.median
 
 
-def in_turns(sides: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Timed]:
+def race(sides: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Timed]:
     """One round warms up; then everybody once per round, in alternating order."""
     found = {name: Timed() for name in sides}
     for turn in range(repeats + 1):
@@ -182,7 +182,7 @@ def bench(
     def stream(batch: int, classes: int) -> tuple[Sides, dict[str, Timed]]:
         watch(f"a step on the stream, batch {batch}, {classes} classes")
         sides = Sides(config, classes, batch)
-        found = in_turns(
+        found = race(
             {
                 "ours": sides.ours_on_the_stream,
                 "plain": lambda: sides.plain.adapt(sides.pixels),
@@ -206,7 +206,7 @@ def bench(
         ratios["limit"] = found["ours"].median / (FORWARDS * found["bare"].median)
         watch("a step with labels, batch 64, 10 classes")
         sides = Sides(config, 10, 64)
-        found = in_turns(
+        found = race(
             {
                 "ours": sides.ours_with_labels,
                 "plain": lambda: sides.plain.lesson(sides.pixels, sides.labels),

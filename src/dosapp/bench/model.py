@@ -9,17 +9,16 @@ from torch import Tensor
 from dosapp.backbones.clip import MEAN, STD, Clip, transformers
 from dosapp.core.chance import torch_chance
 
-START, END, WORDS = 49406, 49407, 4  # the tokenizer's ends; words every prompt begins with
-LENGTH = 12
+WORDS, LENGTH = 4, 12  # tokens every prompt begins with, after the start; tokens in all
 
 
-class Prompts:
-    """Stands for a tokenizer: `class 7` → start, four common words, six of its own, end."""
+class Tokenizer:
+    """`class 7` → start, four common words, six of its own, end; the last two ids are the ends."""
 
     pad_token_id = 0
 
-    def __init__(self, end: int = END, words: int = END - 2) -> None:
-        self.end, self.words = end, words
+    def __init__(self, vocabulary: int) -> None:
+        self.end, self.words = vocabulary - 1, vocabulary - 2
 
     def __call__(self, captions: Sequence[str], **_: object) -> Mapping[str, list[list[int]]]:
         common = self._ids("common", WORDS)
@@ -49,18 +48,18 @@ def small() -> dict[str, Any]:
 def random_clip(config: Mapping[str, Any], seed: int = 0) -> Clip:
     library = transformers()
     made = library.CLIPConfig(**config)
-    made.text_config.eos_token_id = made.text_config.vocab_size - 1
+    tokenizer = Tokenizer(made.text_config.vocab_size)
+    made.text_config.eos_token_id = tokenizer.end
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = library.CLIPModel(made)
-    end = made.text_config.vocab_size - 1
     processing = {
         "size": {"shortest_edge": made.vision_config.image_size},
         "resample": 3,
         "image_mean": MEAN,
         "image_std": STD,
     }
-    return Clip(model, Prompts(end, end - 1), processing, "random")
+    return Clip(model, tokenizer, processing, "random")
 
 
 def pictures(count: int, pixels: int, word: str = "pictures") -> Tensor:
