@@ -10,10 +10,11 @@ from PIL import Image
 from safetensors import safe_open
 
 from dosapp.errors import BadInput
+from dosapp.history import UPGRADES
 from dosapp.learner import Learner
 from dosapp.plan import open_stream
 from dosapp.run import run
-from dosapp.storage import Damaged, checksum
+from dosapp.storage import Damaged, State, checksum
 from dosapp.streams import Session
 
 
@@ -225,14 +226,97 @@ class TestFolders:
         with pytest.raises(Damaged, match="checksum does not match"):
             Learner.load(tmp_path / "x")
 
-    def test_a_torn_checkpoint_is_detected(self, taught, tmp_path) -> None:
+    @pytest.mark.parametrize("file", ["versions/000002.safetensors", "working.safetensors"])
+    def test_a_torn_record_is_skipped_and_set_aside(self, taught, tmp_path, file) -> None:
+        learner, stream = taught
+        learner.save(tmp_path / "x")
+        first = learner.digest()
+        learner.adapt(stream.session(0).unlabelled.read(range(6)))
+        learner.save(tmp_path / "x")
+        second, path = learner.digest(), tmp_path / "x" / file
+        path.write_bytes(path.read_bytes()[:-100])
+        with pytest.warns(UserWarning, match="torn.*going on from version"):
+            again = Learner.load(tmp_path / "x")
+        assert again.digest() == (second if file.startswith("working") else first)
+        again.save(tmp_path / "x")
+        assert Learner.load(tmp_path / "x").digest() == again.digest()
+        aside = [p.name for p in (tmp_path / "x" / "versions").iterdir() if "damaged" in p.name]
+        assert aside == ([] if file.startswith("working") else ["000002.safetensors.damaged"])
+
+    def test_an_older_format_is_upgraded(self, taught, tmp_path, monkeypatch) -> None:
         learner, _ = taught
         learner.save(tmp_path / "x")
-        file = tmp_path / "x" / "working.safetensors"
-        file.write_bytes(file.read_bytes()[:-100])
-        with pytest.raises(Damaged, match="torn"):
-            Learner.load(tmp_path / "x")
 
+        def upgrade(record: State) -> State:
+            return State(record.tensors, {**record.facts, "format": 2})
+
+        monkeypatch.setattr("dosapp.history.FORMAT", 2)
+        with pytest.raises(BadInput, match="has format 1; this dosapp reads format 2"):
+            Learner.load(tmp_path / "x")
+        monkeypatch.setitem(UPGRADES, 1, upgrade)
+        again = Learner.load(tmp_path / "x")
+        again.save(tmp_path / "x")
+        assert [v.number for v in again.history(tmp_path / "x").versions()] == [1, 2]
+        assert Learner.load(tmp_path / "x").digest() == learner.digest()
+
+    def test_a_copy_at_a_state_answers_the_same_and_shares_what_never_moved(
+        self, taught, tmp_path
+    ) -> None:
+        learner, stream = taught
+        pixels = stream.session(0).unlabelled.read(range(6))
+        copy = learner.at(learner.state(), learns=False)
+        assert copy.digest() == learner.digest()
+        assert copy.predict(pixels) == learner.predict(pixels)
+        mine, theirs = learner.origin.weights(), copy.student.net.weights()
+        assert {n for n in mine if mine[n] is not theirs[n]} == learner.student.moved
+        before = copy.digest()
+        learner.adapt(pixels)
+        assert copy.digest() == before != learner.digest()
+
+
+class TestClasses:
+    def test_a_class_gets_another_name(self, taught, tmp_path) -> None:
+        learner, stream = taught
+        pixels = stream.session(0).unlabelled.read(range(6))
+        old = learner.classes[1]
+        learner.rename(old, "chouette hulotte 🦉")
+        assert learner.classes[1] == "chouette hulotte 🦉"
+        assert learner.student.caption(learner.classes[1]) == "a photo of a chouette hulotte 🦉."
+        learner.save(tmp_path / "x")
+        assert Learner.load(tmp_path / "x").predict(pixels) == learner.predict(pixels)
+        with pytest.raises(BadInput, match=f"unknown class '{old}'"):
+            learner.rename(old, "owl")
+        with pytest.raises(BadInput, match="is there already"):
+            learner.rename(learner.classes[0], learner.classes[2])
+        with pytest.raises(BadInput, match="empty class name"):
+            learner.rename(learner.classes[0], " ")
+
+    @pytest.mark.parametrize(
+        "changes",
+        [{}, {"memory": 9}, {"method": "slca"}, {"method": "spu", "adapt": "rmt"},
+         {"method": "spu", "adapt": "eata"}, {"method": "spu", "adapt": "note"},
+         {"skew_aware": True}],
+    )  # fmt: skip
+    def test_a_class_that_has_gone_is_gone_everywhere(self, small, tiny, changes) -> None:
+        settings = small(**changes)
+        learner, stream = Learner(settings.learner(), tiny), open_stream(settings, tiny)
+        learner.learn(stream.session(0))
+        pixels = stream.session(0).unlabelled.read(range(8))
+        learner.adapt(pixels)
+        gone, kept = learner.classes[1], [learner.classes[0], learner.classes[2]]
+        learner.remove(gone)
+        assert learner.classes == kept
+        assert all(p.label in kept and len(p.top) == 2 for p in learner.predict(pixels))
+        assert all(labels.max() < 2 for labels in learner.memory.labels)
+        learner.adapt(pixels)
+        learner.learn(stream.session(1))
+        learner.adapt(pixels)
+        assert learner.classes[:2] == kept
+        with pytest.raises(BadInput, match="unknown class"):
+            learner.remove(gone)
+
+
+class TestChains:
     def test_versions_are_a_chain_and_any_can_be_seen_again(self, taught, tmp_path) -> None:
         learner, stream = taught
         states = []

@@ -79,6 +79,10 @@ class Caution:
             rate = max(0.0, 1 - unsure / math.log(classes))
         return View(trusted.clone(), labels.clone(), rate)
 
+    def forget(self, place: int) -> None:
+        """A class has gone: the answers are counted anew."""
+        self.histogram = torch.zeros(0)
+
     # Lending a share of the mask
 
     def remember(self, chosen: Selection, session: int) -> None:

@@ -10,7 +10,7 @@ folder with this code.
 """
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from dosapp.storage import (
 )
 
 FORMAT = 1
+UPGRADES: dict[int, Callable[[State], State]] = {}  # a record of format n → one of format n + 1
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class History:
     def __init__(self, folder: Path, base: Base) -> None:
         self.folder, self._base = folder, base
         self._head: tuple[int, str, dict[str, Tensor]] | None = None
+        self._known: tuple[int, str, dict[str, Tensor]] = (0, "", {})  # replayed last
+        self._torn = False  # versions after the head cannot be read
 
     def exists(self) -> bool:
         return self._working.exists()
@@ -98,6 +101,7 @@ class History:
     def commit(self, state: State, reason: str, seen: Mapping[str, Any] | None = None) -> int:
         """Add a version; a checkpoint must follow to acknowledge it."""
         number, parent, tensors = self._at_head()
+        self._set_aside()
         record = State(
             changes(state.tensors, tensors, self._base),
             {
@@ -117,6 +121,7 @@ class History:
     def checkpoint(self, state: State, working: State) -> None:
         """Replace the working checkpoint."""
         number, parent, tensors = self._at_head()
+        self._set_aside()
         changed = changes(state.tensors, tensors, self._base)
         record = State(
             {f"state/{k}": t for k, t in changed.items()}
@@ -135,8 +140,7 @@ class History:
 
     def resume(self) -> tuple[State, State]:
         """The state and the working part, exactly as they were at the last checkpoint."""
-        record, _ = read_record(self._working)
-        self._check_format(record.facts, self._working)
+        record, _ = self._read(self._working)
         number, parent, tensors = self._replayed(record.facts["version"])
         if parent != record.facts["checksum"]:
             raise Damaged(f"'{self._working}' stands on a version {number} that has been replaced")
@@ -145,6 +149,35 @@ class History:
         now = applied(changed, tensors, self._base)
         working = under("working/", record.tensors)
         return State(now, record.facts["state"]), State(working, record.facts["working"])
+
+    def rescue(self) -> tuple[int, State] | None:
+        """The newest version that can be read with all before it, and its number, when the head
+        cannot be. What comes after it is set aside by whoever writes next, never deleted."""
+        number = self._first() - 1
+        while True:
+            try:
+                self._replayed(number + 1)
+                number += 1
+            except BadInput:
+                break
+        if number < self._first():
+            return None
+        self._head, self._torn = self._replayed(number), True
+        return number, State(self._head[2], dict(self._described(number).facts))
+
+    def _set_aside(self) -> None:
+        if self._torn and self._head is not None:
+            for number in self._files():
+                if number > self._head[0]:
+                    path = self._file(number)
+                    path.replace(path.with_name(path.name + ".damaged"))
+            self._torn = False
+
+    @property
+    def head(self) -> int:
+        """The last version that was acknowledged, 0 if there is none."""
+        version: int = self._facts(self._working)[0]["version"] if self.exists() else 0
+        return version
 
     def at(self, number: int) -> State:
         """The state of one version."""
@@ -162,8 +195,7 @@ class History:
 
     def _described(self, number: int) -> Version:
         path = self._file(number)
-        facts, total = read_facts(path)
-        self._check_format(facts, path)
+        facts, total = self._facts(path)
         return Version(
             facts["number"],
             facts.get("stands_for", total),
@@ -177,8 +209,7 @@ class History:
 
     def _numbers(self) -> list[int]:
         """Of the versions that are there; those after the head were never acknowledged."""
-        head = read_facts(self._working)[0]["version"] if self.exists() else 0
-        first = self._first()
+        first, head = self._first(), self.head
         return [number for number in self._files() if first <= number <= head]
 
     def _files(self) -> list[int]:
@@ -207,7 +238,7 @@ class History:
         first = numbers[-max(1, keep) :][0] if numbers else 0
         if first > self._first():
             _, stands_for, tensors = self._replayed(first)
-            record, _ = read_record(self._file(first))
+            record, _ = self._read(self._file(first))
             facts = {**record.facts, "parent": "", "stands_for": stands_for}
             write_record(self._file(first), State(changes(tensors, {}, self._base), facts))
         gone = [number for number in self._files() if number < first]  # after a kill, again
@@ -217,38 +248,59 @@ class History:
 
     def _at_head(self) -> tuple[int, str, dict[str, Tensor]]:
         if self._head is None:
-            if self.exists():
-                self.resume()
-            else:
+            if not self.exists():
                 self._head = (0, "", {})
+                return self._head
+            try:
+                self.resume()
+            except Damaged:
+                if self.rescue() is None:
+                    raise
         assert self._head is not None
         return self._head
 
     def _replayed(self, number: int) -> tuple[int, str, dict[str, Tensor]]:
-        """Base and versions 1 … `number`, each checked against its child's idea of it."""
-        tensors: dict[str, Tensor] = {}
-        parent = ""
-        for n in range(self._first(), number + 1):
-            record, total = read_record(self._file(n))
-            self._check_format(record.facts, self._file(n))
+        """Base and versions 1 … `number`, each checked against its child's idea of it. What was
+        replayed last is not read again."""
+        known, parent, tensors = self._known
+        first = self._first()
+        if not first <= known <= number:
+            known, parent, tensors = first - 1, "", {}
+        for n in range(known + 1, number + 1):
+            record, total = self._read(self._file(n))
             if record.facts["parent"] != parent:
                 raise Damaged(f"'{self._file(n)}' does not follow the version before it")
             tensors = applied(record.tensors, tensors, self._base)
             parent = record.facts.get("stands_for", total)
-        return number, parent, tensors
+        self._known = (number, parent, tensors)
+        return self._known
 
     def _first(self) -> int:
         """The oldest version that needs no other: the last that stands for all before it."""
         for number in reversed(self._files()):
             try:
-                if "stands_for" in read_facts(self._file(number))[0]:
+                if "stands_for" in self._facts(self._file(number))[0]:
                     return number
             except Damaged:  # found and said when it is read
                 continue
         return 1
 
-    def _check_format(self, facts: Mapping[str, Any], path: Path) -> None:
-        if facts.get("format") != FORMAT:
-            raise BadInput(
-                f"'{path}' has format {facts.get('format')}; this dosapp reads format {FORMAT}"
-            )
+    # Formats
+
+    def _read(self, path: Path) -> tuple[State, str]:
+        record, total = read_record(path)
+        return _upgraded(record, path), total
+
+    def _facts(self, path: Path) -> tuple[dict[str, Any], str]:
+        facts, total = read_facts(path)
+        return _upgraded(State({}, facts), path).facts, total
+
+
+def _upgraded(record: State, path: Path) -> State:
+    """A record of an older format as one of today's."""
+    while record.facts.get("format") != FORMAT:
+        found = record.facts.get("format")
+        if found not in UPGRADES:
+            raise BadInput(f"'{path}' has format {found}; this dosapp reads format {FORMAT}")
+        record = UPGRADES[found](record)
+    return record

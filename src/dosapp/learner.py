@@ -18,15 +18,15 @@ from dosapp.backbones.clip import load as load_backbone
 from dosapp.backbones.shared import Shared
 from dosapp.caution import Caution
 from dosapp.core.chance import chance
-from dosapp.data.base import Prompts
+from dosapp.data.base import Prompts, check_class_names
 from dosapp.data.views import Labelled
-from dosapp.errors import BadInput
+from dosapp.errors import BadInput, unknown
 from dosapp.history import History
 from dosapp.memory import Memory
 from dosapp.methods import build
 from dosapp.methods.base import Batch, Guess, Method
 from dosapp.settings import LearnerSettings
-from dosapp.storage import State, checksum, read_json, under, write_json
+from dosapp.storage import Damaged, State, checksum, read_json, under, write_json
 from dosapp.streams import Session
 from dosapp.student import Selection, Student
 
@@ -65,11 +65,14 @@ class Pass:
 
 class Learner:
     def __init__(
-        self, settings: LearnerSettings | None = None, net: Backbone | None = None
+        self,
+        settings: LearnerSettings | None = None,
+        net: Backbone | None = None,
+        fingerprint: str = "",
     ) -> None:
         self.settings = (settings or LearnerSettings()).resolved()
         net = net or load_backbone(self.settings.backbone)
-        self.fingerprint = net.fingerprint()
+        self.fingerprint = fingerprint or net.fingerprint()  # of the backbone before any learning
         s = self.settings
         self.method: Method = build(s.method, s.adapt, s.options)
         net = self.method.extend(Shared(net) if ranks.count() > 1 else net, s.seed)
@@ -78,11 +81,35 @@ class Learner:
         self.caution = Caution(s.gate, s.temper, s.skew_aware, s.readmit, s.readmit_every)
         self.sessions = 0  # finished ones
         self.method.start(self.student)
-        self._pristine: dict[str, Tensor] | None = None
+        self._origin: Backbone | None = None
 
     @property
     def classes(self) -> list[str]:
         return list(self.student.classes)
+
+    def rename(self, old: str, new: str) -> None:
+        """The same class under another name; its captions are other words from now on."""
+        self._check_known(old)
+        check_class_names([new], "the new name")
+        if new in self.classes:
+            raise BadInput(f"the class '{new}' is there already; give another name")
+        student = self.student
+        student.classes[student.classes.index(old)] = new
+        student.prompts[new] = student.prompts.pop(old)
+
+    def remove(self, name: str) -> None:
+        """Answer with a class no more. What its lessons did to the weights stays."""
+        self._check_known(name)
+        place = self.classes.index(name)
+        self.student.classes.remove(name)
+        del self.student.prompts[name]
+        self.method.forget(place)
+        self.memory.forget(place)
+        self.caution.forget(place)
+
+    def _check_known(self, name: str) -> None:
+        if name not in self.classes:
+            raise unknown("class", name, self.classes)
 
     # Learning with labels
 
@@ -334,15 +361,31 @@ class Learner:
         role, _, name = key.partition("/")
         if role in ("method", "mask", "caution"):
             return None
-        if self._pristine is None:
+        found = self.origin.weights().get(name)
+        return None if found is None else found.detach()
+
+    @property
+    def origin(self) -> Backbone:
+        """The backbone before any learning, read again when it is first asked for."""
+        if self._origin is None:
             net = load_backbone(self.settings.backbone)
             if net.fingerprint() != self.fingerprint:
                 raise BadInput(
                     f"backbone '{self.settings.backbone}' has fingerprint {net.fingerprint()}, "
                     f"but this learner began from {self.fingerprint}; use the backbone it had"
                 )
-            self._pristine = {n: w.detach() for n, w in net.weights().items()}
-        return self._pristine.get(name)
+            self._origin = net
+        return self._origin
+
+    def at(self, state: State, working: State | None = None, learns: bool = True) -> "Learner":
+        """Another learner at a state. One that only answers shares with the origin every tensor
+        that never moved."""
+        names = self.origin.weights()
+        own = [n for n in names if learns or f"student/{n}" in state.tensors]
+        other = Learner(self.settings, self.origin.twin(own), self.fingerprint)
+        other._origin = self._origin
+        other.restore(state, working)
+        return other
 
     # Folders
 
@@ -393,7 +436,7 @@ class Learner:
     def load(cls, folder: Path | str, net: Backbone | None = None) -> "Learner":
         """The learner as it was saved: same answers, and from the same batch the same next step."""
         learner = cls._opened(Path(folder), net)
-        learner.restore(*learner.history(Path(folder)).resume())
+        learner.restore(*last_whole(learner.history(Path(folder))))
         return learner
 
     @classmethod
@@ -427,6 +470,19 @@ class Learner:
 
 
 Images = Tensor | Sequence[Image.Image]
+
+
+def last_whole(history: History) -> tuple[State, State | None]:
+    """Where a learner was, or the last version that can be read, and one sentence about it."""
+    try:
+        return history.resume()
+    except Damaged as error:
+        found = history.rescue()
+        if found is None:
+            raise
+        number, state = found
+        warnings.warn(f"{error}; going on from version {number}, the last whole one", stacklevel=2)
+        return state, None
 
 
 def _described(selection: Selection) -> dict[str, Any]:

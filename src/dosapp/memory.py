@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dosapp.core.chance import chance, torch_chance
+from dosapp.core.places import closed_up_labels
 from dosapp.data.views import Labelled
 
 
@@ -54,9 +55,17 @@ class Memory:
         pictures = torch.cat(self.pictures)[rows]
         return pictures.float() / 255, torch.cat(self.labels)[rows]
 
+    def forget(self, place: int) -> None:
+        """Drop the pictures of a class that has gone; those after it have moved up."""
+        pairs = [closed_up_labels(labels, place) for labels in self.labels]
+        self._keep([stay for stay, _ in pairs])
+        self.labels = [labels for _, labels in pairs if len(labels)]
+
     def forget_beyond(self, classes: int) -> None:
         """Drop pictures of classes that are not known any more."""
-        known = [labels < classes for labels in self.labels]
+        self._keep([labels < classes for labels in self.labels])
+
+    def _keep(self, known: list[Tensor]) -> None:
         pictures = [p[k] for p, k in zip(self.pictures, known, strict=True) if k.any()]
         labels = [n[k] for n, k in zip(self.labels, known, strict=True) if k.any()]
         self.pictures, self.labels = pictures, labels

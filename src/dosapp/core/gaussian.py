@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from dosapp.core.places import closed_up
+
 RIDGE = 1e-4  # added to every variance: a class may have fewer features than dimensions
 
 
@@ -42,6 +44,10 @@ class Gaussians:
             shrink = 0.9 + 0.1 * self.session[label] / now
             features[rows] = self.means[label] * shrink + noise[rows] @ self.factors[label].T
         return features, labels
+
+    def forget(self, place: int) -> None:
+        self.means, self.factors = closed_up(self.means, place), closed_up(self.factors, place)
+        self.session = closed_up(self.session, place)
 
     def state(self) -> dict[str, Tensor]:
         if not self.means:

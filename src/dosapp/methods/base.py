@@ -150,6 +150,9 @@ class Method:
 
     # Answering and saving
 
+    def forget(self, place: int) -> None:
+        """A class has gone; those after it have moved up. For methods that keep things by class."""
+
     def twins(self) -> Mapping[str, Backbone]:
         """The other networks the method keeps, by name; they are saved with the learner."""
         return {}
@@ -251,6 +254,10 @@ class Then(Method):
 
     def after_stream_step(self, student: Student) -> None:
         self.unlabelled.after_stream_step(student)
+
+    def forget(self, place: int) -> None:
+        self.labelled.forget(place)
+        self.unlabelled.forget(place)
 
     def twins(self) -> Mapping[str, Backbone]:
         first = {f"labelled-{name}": net for name, net in self.labelled.twins().items()}

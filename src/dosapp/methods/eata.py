@@ -80,6 +80,9 @@ class EATA(Tent):
         """Σ F (θ - θ0)²."""
         return drift(student.net.weights(), self.anchor, self.fisher)
 
+    def forget(self, place: int) -> None:
+        self.familiar = None
+
     def tensors(self) -> State:
         kept = {f"fisher/{name}": f for name, f in self.fisher.items()}
         kept |= {f"anchor/{name}": weight for name, weight in self.anchor.items()}

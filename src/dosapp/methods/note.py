@@ -45,6 +45,9 @@ class NOTE(Tent):
         # The mean over images and classes, as released: entropy over C.
         return Guess(labels, entropy(logits).mean() / logits.shape[1])
 
+    def forget(self, place: int) -> None:
+        self.reservoir = Reservoir(self.capacity)
+
     def scratch(self) -> State:
         return self.reservoir.state()
 

@@ -18,6 +18,7 @@ from dosapp.backbones.base import Backbone
 from dosapp.core.augment import augmented
 from dosapp.core.chance import torch_chance
 from dosapp.core.losses import contrast, symmetric_cross_entropy
+from dosapp.core.places import closed_up
 from dosapp.methods.base import Guess, State, settings
 from dosapp.methods.taught import Taught
 from dosapp.streams import Session
@@ -95,6 +96,9 @@ class RMT(Taught):
             views = within(net, Projector)(torch.stack([nearest, images, moved]))
             loss = loss + self.contrast * contrast(views, self.temperature)
         return self.guess(plain, old, loss)
+
+    def forget(self, place: int) -> None:
+        self.prototypes = closed_up(self.prototypes, place)
 
     def tensors(self) -> State:
         return {f"prototypes/{place}": mean for place, mean in self.prototypes.items()}

@@ -73,6 +73,9 @@ class SLCA(Method):
         scale = torch.stack(norms).mean(dim=0)[:, None]
         return cross_entropy(logits / scale.clamp(min=1e-6) / self.temperature, labels)
 
+    def forget(self, place: int) -> None:
+        self.classes.forget(place)
+
     def tensors(self) -> State:
         return {"sessions": torch.tensor(self.sessions), **self.classes.state()}
 
