@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dosapp.methods import METHODS
     from dosapp.methods.base import Method
     from dosapp.result import Result
+    from dosapp.service.client import Client
     from dosapp.settings import LearnerSettings, RunSettings
     from dosapp.streams import Session, Stream, concat, split
     from dosapp.student import Selection, Student
@@ -26,6 +27,7 @@ _HOMES = {
     "dosapp.methods": ("METHODS",),
     "dosapp.methods.base": ("Method",),
     "dosapp.result": ("Result",),
+    "dosapp.service.client": ("Client",),
     "dosapp.settings": ("LearnerSettings", "RunSettings"),
     "dosapp.streams": ("Session", "Stream", "concat", "split"),
     "dosapp.student": ("Selection", "Student"),
@@ -34,6 +36,7 @@ _HOMES = {
 __all__ = [
     "METHODS",
     "BadInput",
+    "Client",
     "Dataset",
     "Learner",
     "LearnerSettings",

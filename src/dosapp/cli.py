@@ -15,6 +15,7 @@ from rich.table import Table
 
 from dosapp.errors import BadInput, unknown
 from dosapp.flags import with_settings
+from dosapp.service import commands
 from dosapp.settings import RunSettings, parsed, read_yaml
 
 if TYPE_CHECKING:
@@ -422,6 +423,10 @@ def bench(
     for name, ratio in found["ratios"].items():
         out.print(f"{name:<32} {'left out' if ratio is None else f'{ratio:.3f}'}", highlight=False)
 
+
+app.command()(commands.serve)
+app.add_typer(commands.token_app, name="token")
+app.add_typer(commands.client_app, name="client")
 
 history_app = typer.Typer(
     help="What a learner was: its versions, what changed, and the way back.", no_args_is_help=True

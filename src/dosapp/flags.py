@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from dosapp.settings import LearnerSettings
+from dosapp.settings import Checked
 
 
 def with_settings(
-    model: type[LearnerSettings], without: tuple[str, ...] = ()
+    model: type[Checked], without: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Turn the fields of a settings model into flags, so that each is described in one place."""
 

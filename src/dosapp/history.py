@@ -179,6 +179,11 @@ class History:
         version: int = self._facts(self._working)[0]["version"] if self.exists() else 0
         return version
 
+    @property
+    def oldest(self) -> int:
+        """The first version whose file is there, 0 if there is none."""
+        return min(self._files(), default=0)
+
     def at(self, number: int) -> State:
         """The state of one version."""
         self._check_known(number)

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,10 +115,17 @@ class Learner:
 
     def learn(self, session: "Session | Mapping[str, Images]") -> None:
         """One labelled session: new classes, or more pictures of known ones, by class name."""
-        if not isinstance(session, Session):
-            session = Session.of({name: self.pictures(found) for name, found in session.items()})
-        for _ in self.lessons(session):
+        for _ in self.lessons(session if isinstance(session, Session) else self.session(session)):
             pass
+
+    def session(self, images: "Mapping[str, Images]") -> Session:
+        """Pictures by class name as a session; classes that are known keep their captions."""
+        made = Session.of({name: self.pictures(found) for name, found in images.items()})
+        return replace(made, prompts={**made.prompts, **self._prompts(made.classes)})
+
+    def _prompts(self, names: Sequence[str]) -> dict[str, Prompts]:
+        known = self.student.prompts
+        return {name: known[name] for name in names if name in known}
 
     def lessons(self, session: Session, done: int = 0) -> Iterator[Lesson]:
         """The same, step by step; `done` steps of it are behind us (and in the loaded state)."""
@@ -300,7 +307,7 @@ class Learner:
         chosen = student.selection
         tensors |= {f"mask/{n}": m for n, m in (chosen.mask or {}).items()}
         facts = {
-            "classes": student.classes,
+            "classes": list(student.classes),
             "prompts": {name: asdict(student.prompts[name]) for name in student.classes},
             "sessions": self.sessions,
             "steps": student.steps,
@@ -351,7 +358,7 @@ class Learner:
     @classmethod
     def history_of(cls, folder: Path) -> History:
         """The versions in a learner's folder, without loading them."""
-        return cls._opened(folder).history(folder)
+        return cls.opened(folder).history(folder)
 
     def history(self, folder: Path) -> History:
         return History(folder, self._base)
@@ -401,7 +408,7 @@ class Learner:
     def rollback(cls, folder: Path | str, number: int, net: Backbone | None = None) -> "Learner":
         """What a version was, as a new version: nothing is taken out of the history, so the way
         forward again is another rollback. A memory keeps the pictures whose classes are known."""
-        learner = cls._opened(Path(folder), net)
+        learner = cls.opened(Path(folder), net)
         history = learner.history(Path(folder))
         _, working = history.resume()
         if "progress" in working.facts:
@@ -435,12 +442,12 @@ class Learner:
     @classmethod
     def load(cls, folder: Path | str, net: Backbone | None = None) -> "Learner":
         """The learner as it was saved: same answers, and from the same batch the same next step."""
-        learner = cls._opened(Path(folder), net)
+        learner = cls.opened(Path(folder), net)
         learner.restore(*last_whole(learner.history(Path(folder))))
         return learner
 
     @classmethod
-    def _opened(cls, folder: Path, net: Backbone | None = None) -> "Learner":
+    def opened(cls, folder: Path, net: Backbone | None = None) -> "Learner":
         """The learner of a folder as it was before anything was learned."""
         if not (folder / "learner.json").exists():
             raise BadInput(f"'{folder}' holds no learner: there is no learner.json in it")

@@ -1,0 +1,296 @@
+"""The service over HTTP: parsing and answering only."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException as AnyHTTPException
+
+from dosapp.errors import BadInput
+from dosapp.service.desk import Desk, content_type, sentence
+from dosapp.service.reader import Answer, Busy
+from dosapp.service.service import ReadOnly, Service
+from dosapp.service.tokens import Caller
+from dosapp.service.uploads import TooLarge
+from dosapp.service.words import (
+    Back,
+    Correction,
+    Encoded,
+    Error,
+    Guess,
+    Lesson,
+    Name,
+    Prediction,
+    Predictions,
+    Rename,
+)
+
+PAGE = Path(__file__).parent / "page.html"
+T = TypeVar("T")
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    code: {"model": Error} for code in (400, 401, 403, 404, 409, 413, 415, 422, 429)
+}
+
+
+def build(service: Service) -> FastAPI:
+    desk = Desk(service)
+
+    app = FastAPI(
+        title="DoSAPP",
+        version=version_of("dosapp"),
+        description="A CLIP classifier that learns new classes and keeps the old ones.",
+        responses=ERRORS,
+    )
+    app.add_middleware(desk.limits.middleware)
+
+    # Mistakes become one sentence
+
+    def said(code: int) -> Callable[[Request, Exception], Awaitable[Response]]:
+        async def answer(request: Request, error: Exception) -> Response:
+            more = {"Retry-After": "1"} if code == 429 else None
+            return JSONResponse({"error": str(error)}, code, more)
+
+        return answer
+
+    for kind, code in ((BadInput, 400), (TooLarge, 413), (Busy, 429), (ReadOnly, 409)):
+        app.add_exception_handler(kind, said(code))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return JSONResponse({"error": sentence(error.errors())}, 422)
+
+    @app.exception_handler(AnyHTTPException)
+    async def refused(request: Request, error: AnyHTTPException) -> Response:
+        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+    _asking(app, desk)
+    _teaching(app, desk)
+    _keeping(app, desk)
+    return app
+
+
+def _asking(app: FastAPI, desk: Desk) -> None:
+    service = desk.service
+    Asks = Annotated[Caller, Depends(desk.caller("predict"))]
+
+    @app.post("/predict", openapi_extra=_bodies(Encoded, "images", tensor=True))
+    async def predict(
+        request: Request,
+        who: Asks,
+        top: Annotated[int, Query(ge=1, le=1000, description="classes per picture")] = 5,
+        learn: Annotated[bool, Query(description="whether the pictures join the stream")] = True,
+        shape: Annotated[str, Query(description="of a raw tensor: n,3,H,W")] = "",
+        dtype: Annotated[str, Query(description="of a raw tensor: uint8 or float32")] = "uint8",
+    ) -> Predictions:
+        """Labels, scores and the version that answered, for one or many pictures."""
+        kind = content_type(request)
+        uploads = service.uploads
+        if kind == "multipart/form-data":
+            _, files = await desk.form(request)
+            pixels = await desk.apart(uploads.pictures, files)
+        elif kind == "application/json":
+            body = await desk.json(request, Encoded)
+            pixels = await desk.apart(uploads.encoded, body.images)
+        elif kind == "application/octet-stream":
+            pixels = await desk.apart(uploads.tensor, await request.body(), shape, dtype)
+        elif kind.startswith("image/"):
+            pixels = await desk.apart(uploads.pictures, [("the picture", await request.body())])
+        else:
+            raise HTTPException(
+                415,
+                f"content type '{kind[:40]}' is not read; send multipart/form-data, "
+                "application/json, application/octet-stream or image/…",
+            )
+        answer: Answer = await asyncio.wrap_future(service.ask(pixels, top))
+        service.answered_with(pixels, answer, learn)
+        return Predictions(
+            version=answer.version,
+            predictions=[
+                Prediction(
+                    label=p.label if p.score >= service.settings.unknown else "unknown",
+                    score=p.score,
+                    known=p.score >= service.settings.unknown,
+                    top=[Guess(label=label, score=score) for label, score in p.top],
+                )
+                for p in answer.predictions
+            ],
+        )
+
+
+def _teaching(app: FastAPI, desk: Desk) -> None:
+    service = desk.service
+    Teaches = Annotated[Caller, Depends(desk.caller("teach"))]
+
+    @app.post("/learn", status_code=202, openapi_extra=_bodies(Lesson, "archive"))
+    async def learn(request: Request, who: Teaches) -> dict[str, Any]:
+        """A lesson: a zip of class folders (`archive`), pictures of one class (`name`, `images`), a
+        server-side folder, or only the corrections that wait. Answers with a job."""
+        kind, uploads = content_type(request), service.uploads
+        if kind == "multipart/form-data":
+            fields, files = await desk.form(request)
+            if "name" in fields:
+                pictures = await desk.apart(uploads.lesson, fields["name"], files)
+            elif len(files) == 1:
+                pictures = await desk.apart(uploads.archive, files[0][1])
+            else:
+                raise BadInput("send one zip of class folders, or pictures and a field 'name'")
+        elif kind == "application/json":
+            body = await desk.json(request, Lesson)
+            pictures = (
+                await desk.apart(uploads.folder, body.folder) if body.folder is not None else {}
+            )
+        else:
+            raise HTTPException(415, "send multipart/form-data or application/json")
+        job = await desk.apart(service.teach, pictures, who.name)
+        return job.facts()
+
+    @app.get("/jobs")
+    async def jobs(who: Teaches) -> list[dict[str, Any]]:
+        return [job.facts() for job in service.jobs()]
+
+    @app.get("/jobs/{job}")
+    async def job(job: str, who: Teaches) -> dict[str, Any]:
+        return _there(service.job(job), f"job '{job[:40]}'").facts()
+
+    @app.post("/jobs/{job}/cancel")
+    async def cancel(job: str, who: Teaches) -> dict[str, Any]:
+        """Give a lesson up; it ends after its current step, and nothing has changed."""
+        found = _there(service.job(job), f"job '{job[:40]}'")
+        await desk.apart(service.cancel, found, who.name)
+        return found.facts()
+
+    @app.post("/correct")
+    async def correct(body: Correction, who: Teaches) -> dict[str, Any]:
+        """What a picture really was. It joins the next session."""
+        pixels = await desk.apart(service.uploads.encoded, [body.image])
+        waiting = await desk.apart(service.correct, pixels[0], body.label, who.name)
+        return {"waiting": waiting}
+
+    @app.post("/classes/rename")
+    async def rename(body: Rename, who: Teaches) -> dict[str, Any]:
+        return {"version": await desk.apart(service.rename, body.name, body.to, who.name)}
+
+    @app.post("/classes/remove")
+    async def remove(body: Name, who: Teaches) -> dict[str, Any]:
+        return {"version": await desk.apart(service.remove, body.name, who.name)}
+
+
+def _keeping(app: FastAPI, desk: Desk) -> None:
+    service, limits = desk.service, desk.limits
+    Asks = Annotated[Caller, Depends(desk.caller("predict"))]
+    Teaches = Annotated[Caller, Depends(desk.caller("teach"))]
+
+    @app.get("/classes")
+    async def classes(who: Asks) -> dict[str, Any]:
+        published = service.reader.published
+        return {"version": published.number, "classes": published.learner.classes}
+
+    # Versions
+
+    @app.get("/versions")
+    async def versions(
+        who: Asks, last: Annotated[int, Query(ge=1, le=10_000)] = 100
+    ) -> list[dict[str, Any]]:
+        found = await desk.apart(service.history.versions)
+        return [_brief(version) for version in found[-last:]]
+
+    @app.get("/versions/{number}")
+    async def version(number: int, who: Asks) -> dict[str, Any]:
+        try:
+            found = await desk.apart(service.history.version, number)
+        except BadInput as error:
+            raise HTTPException(404, str(error)) from error
+        return _brief(found) | {"classes": list(found.facts["classes"]), "parent": found.parent}
+
+    @app.post("/rollback")
+    async def rollback(body: Back, who: Teaches) -> dict[str, Any]:
+        """What a version was, as a new version: nothing is lost."""
+        return {"version": await desk.apart(service.rollback, body.version, who.name)}
+
+    @app.post("/freeze")
+    async def freeze(who: Teaches) -> dict[str, Any]:
+        """Stop learning from the stream."""
+        await desk.apart(service.freeze, who.name)
+        return {"frozen": True}
+
+    @app.post("/unfreeze")
+    async def unfreeze(who: Teaches) -> dict[str, Any]:
+        await desk.apart(service.unfreeze, who.name)
+        return {"frozen": False}
+
+    @app.get("/audit")
+    async def audit(who: Teaches) -> list[dict[str, Any]]:
+        return await desk.apart(service.audit.last)
+
+    # How it is
+
+    @app.get("/status")
+    async def status(who: Asks) -> dict[str, Any]:
+        """Everything the page shows live."""
+        return service.status()
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        return {"ok": True}
+
+    @app.get("/ready", responses={503: {"model": Error}})
+    async def ready() -> Response:
+        if service.ready:
+            return JSONResponse({"ready": True, "version": service.version})
+        return JSONResponse({"error": "reader or writer is not at work"}, 503)
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics(who: Asks) -> Response:
+        return PlainTextResponse(limits.exposition(service.status()))
+
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def page() -> Response:
+        return HTMLResponse(PAGE.read_text(), headers=SAFE)
+
+
+SAFE = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+        "img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def _there(found: T | None, what: str) -> T:
+    if found is None:
+        raise HTTPException(404, f"there is no {what}")
+    return found
+
+
+def _brief(version: Any) -> dict[str, Any]:
+    names = ("number", "created", "reason", "checksum", "size")
+    return {name: getattr(version, name) for name in names} | {
+        "class_count": len(version.facts["classes"]),
+        "seen": dict(version.seen),
+    }
+
+
+def _bodies(model: type[BaseModel], field: str, tensor: bool = False) -> dict[str, Any]:
+    """What a route that reads several content types says about them."""
+    binary = {"type": "string", "format": "binary"}
+    many = {"type": "array", "items": binary, "minItems": 1} if field == "images" else binary
+    kinds: dict[str, Any] = {
+        "application/json": {"schema": model.model_json_schema()},
+        "multipart/form-data": {
+            "schema": {"type": "object", "required": [field], "properties": {field: many}}
+        },
+    }
+    if tensor:
+        kinds |= {kind: {"schema": binary} for kind in ("application/octet-stream", "image/*")}
+    return {"requestBody": {"required": True, "content": kinds}}

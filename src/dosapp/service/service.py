@@ -1,0 +1,341 @@
+"""A learner that is asked and taught at the same time: one reader, one writer, one folder.
+
+    pictures ─ Reader ─ answers                        lessons ─┐
+                 ↑ └──────── pictures answered ─ stream ─ Writer ┴─ versions in the folder
+                 └──────────────── Published(n) ────────────┘
+A replica has no writer: it follows the versions that another process writes.
+"""
+
+import contextlib
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dosapp.data.folder import found_in, part
+from dosapp.errors import BadInput
+from dosapp.history import History
+from dosapp.learner import Learner, last_whole
+from dosapp.service.audit import Audit
+from dosapp.service.guard import Canary
+from dosapp.service.reader import Answer, Busy, Published, Reader
+from dosapp.service.settings import ServiceSettings
+from dosapp.service.tokens import Tokens
+from dosapp.service.uploads import Uploads, class_name
+from dosapp.service.writer import Job, Writer
+from dosapp.storage import locked, read_json, write_json
+
+GLANCE = 0.2  # seconds between two looks of a replica
+PATIENCE = 600.0  # seconds an order waits for the writer
+
+
+class ReadOnly(Exception):
+    """A replica was asked to change something."""
+
+
+class Service:
+    """Both kinds are the same to those who ask."""
+
+    def __init__(
+        self, folder: Path, settings: ServiceSettings | None = None, canary: Canary | None = None
+    ) -> None:
+        self.folder, self.settings = folder, settings or ServiceSettings()
+        self.tokens, self.audit = Tokens(folder), Audit(folder)
+        self.canary = canary
+        self.started = time.monotonic()
+        self.answered = 0  # pictures
+        self.reader: Reader
+        self.history: History
+        self.uploads: Uploads
+
+    def ask(self, pixels: Tensor, top: int) -> "Any":
+        return self.reader.ask(pixels, top)
+
+    def answered_with(self, pixels: Tensor, answer: Answer, learn: bool) -> None:
+        self.answered += len(pixels)
+
+    @property
+    def ready(self) -> bool:
+        return self.reader.alive
+
+    @property
+    def version(self) -> int:
+        return self.reader.published.number
+
+    @property
+    def classes(self) -> list[str]:
+        return self.reader.published.learner.classes
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "classes": len(self.classes),
+            "answered": self.answered,
+            "waiting": self.reader.waiting,
+            "seconds": round(time.monotonic() - self.started, 1),
+            "writes": False,
+        }
+
+    # What only a writer can do
+
+    def _refuse(self) -> ReadOnly:
+        return ReadOnly("this replica only reads; ask the writer's service")
+
+    def teach(self, pictures: Mapping[str, Tensor], who: str) -> Job:
+        raise self._refuse()
+
+    def correct(self, picture: Tensor, name: str, who: str) -> int:
+        raise self._refuse()
+
+    def job(self, name: str) -> Job | None:
+        return None
+
+    def jobs(self) -> list[Job]:
+        return []
+
+    def cancel(self, job: Job, who: str) -> None:
+        raise self._refuse()
+
+    def rollback(self, number: int, who: str) -> int:
+        raise self._refuse()
+
+    def rename(self, old: str, new: str, who: str) -> int:
+        raise self._refuse()
+
+    def remove(self, name: str, who: str) -> int:
+        raise self._refuse()
+
+    def freeze(self, who: str) -> None:
+        raise self._refuse()
+
+    def unfreeze(self, who: str) -> None:
+        raise self._refuse()
+
+
+class Teaching(Service):
+    """The service that owns the folder."""
+
+    def __init__(
+        self, folder: Path, settings: ServiceSettings | None = None, canary: Canary | None = None
+    ) -> None:
+        super().__init__(folder, settings, canary)
+        learner = Learner.opened(folder)
+        if learner.method.stores_data:
+            raise BadInput(
+                f"'{folder}' learns with a method that keeps pictures of the stream; a service "
+                "never does, so choose another --adapt for the learner"
+            )
+        s = self.settings
+        changes = {"gate": s.gate, "skew_aware": s.skew_aware}
+        wanted = {name: value for name, value in changes.items() if value is not None}
+        learner.settings = learner.settings.model_copy(update=wanted)
+        self.history = learner.history(folder)
+        self._place = folder / "service.json"
+        frozen = read_json(self._place)["frozen"] if self._place.exists() else ""
+        known = self.history.exists()
+        learner = learner.at(*last_whole(self.history)) if known else learner.at(learner.state())
+        self.uploads = Uploads(learner, s)
+        if canary is None and s.canary is not None:
+            self.canary = canary_in(s.canary, self.uploads)
+        if not self.history.head:
+            self.history.commit(learner.state(), "the service began")
+            self.history.checkpoint(learner.state(), learner.working())
+        first = Published(self.history.head, learner.at(learner.state(), learns=False))
+        self.reader = Reader(first, s)
+        self.writer = Writer(learner, self.history, s, self._publish, self.canary, frozen)
+        self.writer.watch = self._noted
+        self._corrections: dict[str, list[Tensor]] = {}
+        self._turn = threading.Lock()
+
+    def _publish(self, published: Published) -> None:
+        self.reader.published = published
+
+    def _noted(self, what: str, facts: Mapping[str, Any]) -> None:
+        """The writer has done something by itself, or has finished something."""
+        who = str(facts.get("who", "guard"))
+        with contextlib.suppress(OSError):  # a full disk must not stop the writer
+            self.audit.write(what, who, {k: v for k, v in facts.items() if k != "who"})
+            if what == "froze":
+                self._remember()
+
+    def _remember(self) -> None:
+        write_json(self._place, {"frozen": self.writer.frozen})
+
+    def start(self) -> None:
+        self.reader.start()
+        self.writer.start()
+
+    def close(self) -> None:
+        """Answer what waits, save what was learned."""
+        self.reader.close()
+        self.writer.close()
+
+    @property
+    def ready(self) -> bool:
+        return self.reader.alive and self.writer.alive
+
+    def answered_with(self, pixels: Tensor, answer: Answer, learn: bool) -> None:
+        super().answered_with(pixels, answer, learn)
+        if learn:
+            self.writer.offer(pixels, answer.predictions)
+
+    def status(self) -> dict[str, Any]:
+        writer = self.writer
+        return super().status() | {
+            "writes": True,
+            "adapts": self.settings.adapt and writer.learner.method.adapts,
+            "frozen": writer.frozen,
+            "trouble": writer.trouble,
+            "stream": writer.waiting,
+            "corrections": sum(len(found) for found in self._corrections.values()),
+            "signals": writer.signals.facts(),
+            "jobs": [job.facts() for job in self.jobs() if not job.ended.is_set()],
+        }
+
+    # Lessons
+
+    def teach(self, pictures: Mapping[str, Tensor], who: str) -> Job:
+        """New pictures, together with the corrections that have waited for them."""
+        with self._turn:
+            found = dict(pictures)
+            for name, more in self._corrections.items():
+                waiting = torch.stack(more)
+                found[name] = torch.cat([found[name], waiting]) if name in found else waiting
+            if not found:
+                raise BadInput("there is nothing to learn: no pictures, and no corrections wait")
+            job = self.writer.teach(found, who)
+            self._corrections = {}
+        return job
+
+    def correct(self, picture: Tensor, name: str, who: str) -> int:
+        """A person says what a picture is: it joins the next session. Says how many wait."""
+        with self._turn:
+            waiting = sum(len(found) for found in self._corrections.values())
+            if waiting >= self.settings.queue:
+                raise Busy(f"{waiting} corrections wait for a lesson already; start one")
+            self._corrections.setdefault(class_name(name), []).append(picture)
+            return waiting + 1
+
+    def job(self, name: str) -> Job | None:
+        return self.writer.jobs.get(name)
+
+    def jobs(self) -> list[Job]:
+        return list(self.writer.jobs.values())
+
+    def cancel(self, job: Job, who: str) -> None:
+        self.writer.cancel(job)
+        self.audit.write("cancelled", who, {"job": job.id})
+
+    # Orders
+
+    def rollback(self, number: int, who: str) -> int:
+        self.history.version(number)  # before the writer is troubled
+        made = self.writer.ask(lambda: self.writer.rollback(number, who)).result(PATIENCE)
+        self.audit.write("rolled back", who, {"to": number, "version": made})
+        return made
+
+    def rename(self, old: str, new: str, who: str) -> int:
+        name = class_name(new)
+        made = self.writer.ask(lambda: self.writer.rename(old, name, who)).result(PATIENCE)
+        self.audit.write("renamed", who, {"class": old, "to": name, "version": made})
+        return made
+
+    def remove(self, name: str, who: str) -> int:
+        made = self.writer.ask(lambda: self.writer.remove(name, who)).result(PATIENCE)
+        self.audit.write("removed", who, {"class": name, "version": made})
+        return made
+
+    def freeze(self, who: str) -> None:
+        self.writer.ask(lambda: self.writer.freeze(f"frozen by {who}")).result(PATIENCE)
+        self._remember()
+        self.audit.write("froze", who, {"version": self.version})
+
+    def unfreeze(self, who: str) -> None:
+        self.writer.ask(self.writer.unfreeze).result(PATIENCE)
+        self._remember()
+        self.audit.write("unfroze", who, {"version": self.version})
+
+
+class Replica(Service):
+    """Follows the versions of a folder that another service writes."""
+
+    def __init__(self, folder: Path, settings: ServiceSettings | None = None) -> None:
+        super().__init__(folder, settings)
+        self._learner = Learner.opened(folder)
+        self.history = self._learner.history(folder)
+        self.uploads = Uploads(self._learner, self.settings)
+        self.reader = Reader(self._newest(), self.settings)
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
+
+    def _newest(self) -> Published:
+        number = self.history.head
+        return Published(number, self._learner.at(self.history.at(number), learns=False))
+
+    def _follow(self) -> None:
+        while not self._ending.wait(GLANCE):
+            try:
+                if self.history.head != self.version:
+                    self.reader.published = self._newest()
+            except (
+                BadInput,
+                OSError,
+            ) as error:  # the writer is in the middle of something; look again
+                warnings.warn(str(error), stacklevel=1)
+
+    def start(self) -> None:
+        self.reader.start()
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ending.set()
+        self._thread.join()
+        self.reader.close()
+
+    @property
+    def ready(self) -> bool:
+        return self.reader.alive and self._thread.is_alive()
+
+
+@contextlib.contextmanager
+def opened(
+    folder: Path,
+    settings: ServiceSettings | None = None,
+    *,
+    follow: bool = False,
+    canary: Canary | None = None,
+) -> Iterator[Service]:
+    """A service at work; a folder has one writer, and as many replicas as one likes."""
+    if follow:
+        service: Teaching | Replica = Replica(folder, settings)
+        service.start()
+        try:
+            yield service
+        finally:
+            service.close()
+        return
+    if not (folder / "learner.json").exists():
+        raise BadInput(f"'{folder}' holds no learner: there is no learner.json in it")
+    with locked(folder):
+        service = Teaching(folder, settings, canary)
+        service.start()
+        try:
+            yield service
+        finally:
+            service.close()
+
+
+def canary_in(place: Path, uploads: Uploads) -> Canary:
+    """Every picture of class folders (train and test alike: nothing of it is ever taught)."""
+    train, test = found_in(place)
+    found = train + test
+    names = sorted({name for _, name in found})
+    pictures = part(found, names, place, uploads.prepare)
+    labels = [names[n].replace("_", " ") for n in pictures.labels]
+    return Canary(pictures.pictures.read(np.arange(len(labels))), labels)

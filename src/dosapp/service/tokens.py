@@ -1,0 +1,65 @@
+"""Who may do what: bearer tokens, of which only hashes are kept."""
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from dosapp.errors import BadInput
+from dosapp.storage import read_json, write_json
+
+Role = Literal["predict", "teach"]  # who teaches may also predict
+
+
+@dataclass(frozen=True)
+class Caller:
+    name: str
+    role: Role
+
+    def may(self, role: Role) -> bool:
+        return self.role in (role, "teach")
+
+
+ANYBODY = Caller("anybody", "teach")  # on the loopback of a service without tokens
+
+
+class Tokens:
+    """`tokens.json` in a learner's folder: name → role and hash."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "tokens.json"
+        self.known: dict[str, dict[str, str]] = read_json(self.path) if self.path.exists() else {}
+
+    def __bool__(self) -> bool:
+        return bool(self.known)
+
+    def add(self, name: str, role: str) -> str:
+        """A new token, shown this once."""
+        if role not in get_args(Role):
+            raise BadInput(f"role is '{role}'; give {' or '.join(get_args(Role))}")
+        if not name.strip() or name in self.known:
+            raise BadInput(f"a token named '{name}' cannot be added; give a new name")
+        token = f"dosapp-{secrets.token_urlsafe(32)}"
+        self.known[name] = {"role": role, "sha256": _hash(token)}
+        write_json(self.path, self.known)
+        return token
+
+    def remove(self, name: str) -> None:
+        if name not in self.known:
+            raise BadInput(f"there is no token named '{name}'; known: {', '.join(self.known)}")
+        del self.known[name]
+        write_json(self.path, self.known)
+
+    def caller(self, token: str) -> Caller | None:
+        """Every hash is compared, each in constant time."""
+        found = None
+        for name, facts in self.known.items():
+            if hmac.compare_digest(_hash(token), facts["sha256"]):
+                found = Caller(name, "teach" if facts["role"] == "teach" else "predict")
+        return found
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

@@ -1,0 +1,430 @@
+"""The one thread that owns the weights: lessons, the stream, rollbacks, one after the other.
+
+Readers never see it at work. What it has learned becomes visible as a version: written,
+acknowledged by a checkpoint, then published whole. A version comes after every session and after
+every interval of steps on the stream, so a crash loses at most one interval, and no session that
+was reported done.
+"""
+
+import contextlib
+import itertools
+import os
+import secrets
+import threading
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from dosapp.errors import BadInput
+from dosapp.history import History
+from dosapp.learner import Learner, Prediction
+from dosapp.service.guard import Canary, Guard, Signals
+from dosapp.service.reader import Busy, Published, threads
+from dosapp.service.settings import ServiceSettings
+from dosapp.storage import State, under
+from dosapp.streams import Session
+
+T = TypeVar("T")
+REMEMBERED = 100  # jobs that have ended
+
+
+@dataclass
+class Job:
+    """A lesson on its way."""
+
+    classes: list[str]
+    images: int
+    who: str
+    session: Session | None
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    state: Literal["waiting", "learning", "done", "refused", "failed", "cancelled"] = "waiting"
+    step: int = 0
+    of: int = 0
+    loss: float | None = None
+    version: int | None = None
+    said: str = ""
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def end(self, state: Literal["done", "refused", "failed", "cancelled"], said: str) -> None:
+        self.state, self.said, self.session = state, said, None
+        self.ended.set()
+
+    def facts(self) -> dict[str, Any]:
+        names = ("id", "state", "classes", "images", "step", "of", "loss", "version", "said")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A picture of the stream, and what was answered about it."""
+
+    pixels: Tensor  # uint8 [3, H, W]
+    label: str
+    score: float
+    at: float  # monotonic
+
+
+class Cancelled(Exception):
+    pass
+
+
+class Writer:
+    def __init__(
+        self,
+        learner: Learner,
+        history: History,
+        settings: ServiceSettings,
+        publish: Callable[[Published], None],
+        canary: Canary | None = None,
+        frozen: str = "",
+    ) -> None:
+        self.settings, self.history, self.canary = settings, history, canary
+        self.learner = learner
+        self.signals, self.guard = Signals(), Guard(settings)
+        self.frozen = frozen  # why adaptation rests; "" if it does not
+        self.trouble = ""  # what could not be written
+        self.jobs: dict[str, Job] = {}
+        self.watch: Callable[[str, Mapping[str, Any]], None] = lambda what, facts: None
+        self._publish = publish
+        self._good = (_kept(learner.state()), _kept(learner.working()))
+        self._number = history.head
+        self._steps = 0  # on the stream, since the last version
+        self._differ: list[float] = []  # of those steps
+        self._changed = time.monotonic()
+        self._session_canary = canary.accuracy(learner) if canary and learner.classes else None
+        self._session_weights = _answering(learner)
+        self._stream: deque[Seen] = deque()
+        self._orders: deque[Callable[[], None]] = deque()
+        self._turn = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="writer", daemon=True)
+
+    # Asked from other threads
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def waiting(self) -> int:
+        """Pictures of the stream."""
+        return len(self._stream)
+
+    def offer(self, pixels: Tensor, answers: list[Prediction]) -> int:
+        """Pictures that were answered join the stream; says how many there was room for."""
+        if not self.settings.adapt or self.frozen or not self.learner.method.adapts:
+            return 0
+        now = time.monotonic()
+        with self._turn:
+            room = max(0, self.settings.queue - len(self._stream))
+            for picture, answer in itertools.islice(zip(pixels, answers, strict=True), room):
+                self._stream.append(Seen(picture, answer.label, answer.score, now))
+            taken = min(room, len(answers))
+            self.signals.skipped += len(answers) - taken
+            self._turn.notify()
+        return taken
+
+    def teach(self, pictures: Mapping[str, Tensor], who: str) -> Job:
+        session = self.learner.session(pictures)
+        known = set(self.learner.classes) | set(pictures)
+        if len(known) > self.settings.classes:
+            raise BadInput(
+                f"the lesson would make {len(known)} classes; at most {self.settings.classes} "
+                "are allowed (the setting 'classes')"
+            )
+        with self._turn:
+            if sum(job.state == "waiting" for job in self.jobs.values()) >= self.settings.jobs:
+                raise Busy(f"{self.settings.jobs} lessons wait already; try again later")
+            job = Job(list(pictures), len(session.train), who, session)
+            self.jobs[job.id] = job
+            ended = [old.id for old in self.jobs.values() if old.ended.is_set()]
+            for old in ended[:-REMEMBERED]:
+                del self.jobs[old]
+        self._order(lambda: self._teach(job))
+        return job
+
+    def cancel(self, job: Job) -> None:
+        job.cancelled.set()
+
+    def ask(self, order: Callable[[], T]) -> "Future[T]":
+        """Something for the writer to do between two steps."""
+        done: Future[T] = Future()
+
+        def carried_out() -> None:
+            try:
+                done.set_result(order())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._order(carried_out)
+        return done
+
+    def close(self) -> None:
+        """End after the current step: lessons on their way are given up, the stream is saved."""
+        with self._turn:
+            self._closing = True
+            for job in self.jobs.values():
+                job.cancelled.set()
+            self._turn.notify()
+        self._thread.join()
+
+    def _order(self, order: Callable[[], None]) -> None:
+        with self._turn:
+            if self._closing:
+                raise Busy("the service is stopping")
+            self._orders.append(order)
+            self._turn.notify()
+
+    # Orders, carried out by the writer
+
+    def rollback(self, number: int, who: str) -> int:
+        """What a version was, as a new version on top."""
+        self._close_interval()
+        state = self.history.at(number)
+        memory = under("memory/", self._good[1].tensors)
+        self.learner = self.learner.at(state)
+        self.learner.memory.load(memory)
+        self.learner.memory.forget_beyond(len(self.learner.classes))
+        self._forget_stream()
+        return self._changed_by_hand(f"rolled back to version {number}", who)
+
+    def rename(self, old: str, new: str, who: str) -> int:
+        self._close_interval()
+        self.learner.rename(old, new)
+        return self._changed_by_hand(f"renamed '{old}' to '{new}'", who)
+
+    def remove(self, name: str, who: str) -> int:
+        self._close_interval()
+        self.learner.remove(name)
+        self._forget_stream()  # it may be among the answers
+        return self._changed_by_hand(f"removed '{name}'", who)
+
+    def freeze(self, why: str) -> None:
+        """Adaptation rests. What the stream has taught so far is kept if it is good."""
+        if not self.frozen:
+            self._close_interval()
+            self.frozen = why
+            self._forget_stream()
+
+    def unfreeze(self) -> None:
+        self.frozen, self.guard.strikes = "", 0
+
+    def _changed_by_hand(self, reason: str, who: str) -> int:
+        try:
+            number = self._commit(reason, {"who": who})
+        except BadInput:
+            self._return()
+            raise
+        self._begin_anew()
+        return number
+
+    # The thread
+
+    def _work(self) -> None:
+        torch.set_num_threads(threads(self.settings))
+        with contextlib.suppress(OSError, AttributeError):  # answers come first
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        while True:
+            with self._turn:
+                order = self._orders.popleft() if self._orders else None
+                batch = self._batch() if order is None and not self._closing else None
+                if order is None and batch is None:
+                    if self._closing:
+                        break
+                    self._turn.wait(self._patience())
+                    batch = self._batch() if not self._orders else None
+            with self._going_on():
+                if order is not None:
+                    order()
+                elif batch:
+                    self._adapt(batch)
+                elif self._steps and self._idle() >= self.settings.interval_wait:
+                    self._close_interval()
+        with self._going_on():
+            self._close_interval()
+
+    @contextlib.contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Whatever goes wrong, the service stands: the last good version is taken up again."""
+        try:
+            yield
+        except Exception as error:
+            self.trouble = f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+            self._return()
+
+    def _batch(self) -> list[Seen] | None:
+        """A full batch, or what there is when the first of it has waited long enough."""
+        size, waiting = self.settings.adapt_batch, self._stream
+        old = waiting and time.monotonic() - waiting[0].at >= self.settings.adapt_wait
+        if len(waiting) < size and not old:
+            return None
+        return [waiting.popleft() for _ in range(min(size, len(waiting)))]
+
+    def _idle(self) -> float:
+        return time.monotonic() - self._changed
+
+    def _patience(self) -> float:
+        """Seconds until something has to be done although nobody asks."""
+        left = [60.0]
+        if self._stream:
+            left.append(self._stream[0].at + self.settings.adapt_wait - time.monotonic())
+        if self._steps:
+            left.append(self.settings.interval_wait - self._idle())
+        return max(0.0, min(left))
+
+    # The stream
+
+    def _adapt(self, batch: list[Seen]) -> None:
+        signals = self.signals
+        signals.labels.append(Counter(seen.label for seen in batch))
+        signals.confidence.append(sum(seen.score for seen in batch) / len(batch))
+        if not self.guard.trusts([seen.label for seen in batch], len(self.learner.classes)):
+            signals.held += len(batch)
+            return
+        try:
+            guess = self.learner.adapt(torch.stack([seen.pixels for seen in batch]))
+        except BadInput as error:  # it diverged
+            self._refuse(str(error))
+            return
+        self._changed = time.monotonic()
+        if guess is None:
+            return
+        signals.adapted += len(batch)
+        signals.disagreement.append(guess.disagreement)
+        self._differ.append(guess.disagreement)
+        self._steps += 1
+        if self._steps >= self.settings.interval:
+            self._close_interval()
+
+    def _close_interval(self) -> None:
+        """Publish what the stream has taught, or take it back."""
+        if not self._steps:
+            return
+        seen = self._measured()
+        differ = sum(self._differ) / len(self._differ)
+        why = self.guard.against_interval(differ, self._session_canary, seen.get("canary"))
+        if why is not None:
+            self._refuse(why)
+            return
+        try:
+            self._commit(f"{self._steps} steps on the stream", {**seen, "disagreement": differ})
+        except BadInput as error:  # the disk is full: go on, and try again after an interval
+            self.trouble = str(error)
+            self._steps, self._differ, self._changed = 1, [differ], time.monotonic()
+            return
+        self.guard.strikes = 0
+
+    def _refuse(self, why: str) -> None:
+        self._return()
+        self.signals.refused += 1
+        self.guard.strikes += 1
+        self.watch("refused", {"why": why, "version": self._number})
+        if self.guard.strikes >= self.settings.strikes:
+            self.frozen = f"refused {self.guard.strikes} intervals in a row: {why}"
+            self._forget_stream()
+            self.watch("froze", {"why": self.frozen, "version": self._number})
+
+    def _measured(self) -> dict[str, Any]:
+        now = _answering(self.learner)
+        old = self._session_weights
+        gaps = [float((now[n] - old[n]).norm()) for n in now if n in old]
+        self.signals.drift = sum(gap**2 for gap in gaps) ** 0.5
+        seen: dict[str, Any] = {"drift": self.signals.drift}
+        right = self.canary.accuracy(self.learner) if self.canary else None
+        return seen if right is None else {**seen, "canary": right}
+
+    def _forget_stream(self) -> None:
+        with self._turn:
+            self.signals.skipped += len(self._stream)
+            self._stream.clear()
+
+    # Lessons
+
+    def _teach(self, job: Job) -> None:
+        self._close_interval()
+        assert job.session is not None
+        known = self.learner.classes
+        try:
+            if job.cancelled.is_set():
+                raise Cancelled
+            job.state = "learning"
+            right = self.canary.accuracy(self.learner, known) if self.canary and known else None
+            for lesson in self.learner.lessons(job.session):
+                job.step, job.of, job.loss = lesson.step, lesson.of, lesson.loss
+                if job.cancelled.is_set():
+                    raise Cancelled
+            seen = self._measured()
+            still = self.canary.accuracy(self.learner, known) if self.canary and known else None
+            why = self.guard.against_session(right, still)
+            if why is not None:
+                self._return()
+                job.end("refused", f"not published: {why}")
+                self.watch("refused", {"job": job.id, "why": why, "version": self._number})
+                return
+            names = ", ".join(job.classes[:3]) + (", …" if len(job.classes) > 3 else "")
+            job.version = self._commit(f"taught {names}", {**seen, "who": job.who})
+            self._begin_anew()
+        except Cancelled:
+            self._return()
+            job.end("cancelled", "given up; nothing has changed")
+        except BadInput as error:
+            self._return()
+            job.end("failed", str(error))
+        except Exception as error:  # the service goes on
+            self._return()
+            job.end("failed", f"{type(error).__name__}: {error}")
+        else:
+            job.end("done", f"{len(job.classes)} class(es), {job.images} pictures")
+            self.watch("taught", {"job": job.id, "who": job.who, "version": job.version,
+                                  "classes": job.classes, "images": job.images})  # fmt: skip
+
+    # Versions
+
+    def _commit(self, reason: str, seen: Mapping[str, Any]) -> int:
+        """Write, acknowledge, publish."""
+        state, working = _kept(self.learner.state()), _kept(self.learner.working())
+        number = self.history.commit(state, reason, seen)
+        self.history.checkpoint(state, working)
+        self._good, self._number, self.trouble = (state, working), number, ""
+        self._steps, self._differ = 0, []
+        if "canary" in seen:
+            self.signals.canary.append((number, seen["canary"]))
+        self._publish(Published(number, self.learner.at(state, learns=False)))
+        if number - self.history.oldest >= self.settings.keep * 5 // 4:
+            self.history.forget(self.settings.keep)
+        return number
+
+    def _return(self) -> None:
+        """To the last good version, as if nothing had been tried since."""
+        self.learner = self.learner.at(_kept(self._good[0]), _kept(self._good[1]))
+        self._steps, self._differ = 0, []
+
+    def _begin_anew(self) -> None:
+        """From here on the canary and the drift are compared with what is now."""
+        self._session_weights = _answering(self.learner)
+        known = self.canary is not None and self.learner.classes
+        self._session_canary = self.canary.accuracy(self.learner) if known else None  # type: ignore[union-attr]
+        self.signals.drift, self.guard.strikes = 0.0, 0
+
+
+def _kept(state: State) -> State:
+    return State({name: t.detach().clone() for name, t in state.tensors.items()}, state.facts)
+
+
+def _answering(learner: Learner) -> dict[str, Tensor]:
+    """The weights that have moved, of the expert that answers."""
+    expert = next(iter(learner.method.experts(learner.student).values()))
+    weights, moved = expert.weights(), learner.student.moved
+    return {n: w.detach().clone() for n, w in weights.items() if n in moved}

@@ -1,0 +1,569 @@
+"""The service: asked, taught, corrected, rolled back; what it keeps and what it never does."""
+
+import base64
+import io
+import json
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dosapp.errors import BadInput
+from dosapp.learner import Learner
+from dosapp.plan import open_stream
+from dosapp.service.guard import Canary
+from dosapp.service.reader import Busy
+from dosapp.service.service import ReadOnly, opened
+from dosapp.service.settings import ServiceSettings
+from dosapp.service.tokens import Tokens
+
+pytest.importorskip("fastapi")
+from starlette.testclient import TestClient
+
+from dosapp.service.app import build
+
+QUICK = {"adapt_batch": 8, "interval": 2, "threads": 1, "batch_wait": 0.0}
+
+
+@pytest.fixture(scope="module")
+def taught(_loaded, tmp_path_factory):
+    """A learner of three classes in a folder, its stream, and test pictures."""
+    from conftest import SMALL
+    from dosapp.settings import RunSettings
+
+    settings: RunSettings = RunSettings.checked({**SMALL, "test_images": 16})
+    learner = Learner(settings.learner(), _loaded.twin(own=list(_loaded.weights())))
+    stream = open_stream(settings, _loaded)
+    learner.learn(stream.session(0))
+    place = tmp_path_factory.mktemp("taught") / "learner"
+    learner.save(place, "taught for the tests")
+    return place, stream
+
+
+@pytest.fixture
+def folder(taught, tmp_path) -> Path:
+    import shutil
+
+    return Path(shutil.copytree(taught[0], tmp_path / "learner"))
+
+
+@pytest.fixture
+def stream(taught):
+    return taught[1]
+
+
+def served(folder: Path, **changes: object):
+    canary = changes.pop("canary", None)
+    settings: ServiceSettings = ServiceSettings.checked({**QUICK, **changes})
+    return opened(folder, settings, canary=canary)
+
+
+def png(picture: torch.Tensor) -> bytes:
+    """Of `[3, H, W]` in [0, 1]."""
+    array = (picture * 255).round().byte().permute(1, 2, 0).numpy()
+    with io.BytesIO() as buffer:
+        Image.fromarray(array).save(buffer, "PNG")
+        return buffer.getvalue()
+
+
+def pictures(stream, task: int = 0, count: int = 8) -> list[bytes]:
+    """Of all the task's classes in turn."""
+    test = stream.tasks[task].test
+    return [png(p) for p in test.read(in_turn(test.labels)[:count])]
+
+
+def in_turn(labels: np.ndarray) -> np.ndarray:
+    order = np.argsort(labels, kind="stable").reshape(labels.max() + 1, -1)
+    return order.T.flatten()
+
+
+def until(condition) -> None:
+    """Wait for something that must happen; the limit is only for when it does not."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.005)
+
+
+def canary_of(stream, task: int = 0) -> Canary:
+    test = stream.tasks[task].test
+    pixels = (test.read(range(len(test))) * 255).round().byte()
+    return Canary(pixels, [stream.tasks[task].classes[n] for n in test.labels])
+
+
+def lesson(stream, task: int = 1) -> bytes:
+    """A zip of class folders."""
+    part = stream.tasks[task]
+    with io.BytesIO() as buffer:
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for n, label in enumerate(part.train.labels):
+                name = f"lesson/{part.classes[label]}/{n}.png"
+                archive.writestr(name, png(part.train.read([n])[0]))
+        return buffer.getvalue()
+
+
+def files(images: list[bytes]):
+    return [("images", (f"{n}.png", data)) for n, data in enumerate(images)]
+
+
+def finished(client: TestClient, answer) -> dict:
+    assert answer.status_code == 202, answer.text
+    job = answer.json()
+    until(lambda: client.get(f"/jobs/{job['id']}").json()["state"] not in ("waiting", "learning"))
+    return client.get(f"/jobs/{job['id']}").json()
+
+
+class TestAsking:
+    def test_every_way_of_sending_a_picture_gives_the_same_answer(self, folder, stream) -> None:
+        images = pictures(stream, count=2)
+        with served(folder, adapt=False) as service, TestClient(build(service)) as client:
+            form = client.post("/predict?top=2", files=files(images)).json()
+            encoded = {"images": [base64.b64encode(data).decode() for data in images]}
+            test = stream.tasks[0].test
+            raw = (test.read(in_turn(test.labels)[:2]) * 255).round().byte().numpy()
+            more = {"shape": "2,3,32,32", "top": 2}
+            kind = {"Content-Type": "application/octet-stream"}
+            floats = (raw / np.float32(255)).astype("<f4").tobytes()
+            others = [
+                client.post("/predict?top=2", json=encoded),
+                client.post("/predict", params=more, content=raw.tobytes(), headers=kind),
+                client.post("/predict", params={**more, "dtype": "float32"}, content=floats,
+                            headers=kind),
+            ]  # fmt: skip
+            assert [other.json() for other in others] == [form] * 3
+            one = client.post("/predict?top=2", content=images[0],
+                              headers={"Content-Type": "image/png"})  # fmt: skip
+            assert one.json()["predictions"][0]["label"] == form["predictions"][0]["label"]
+        learner = Learner.load(folder)
+        said = learner.predict(torch.from_numpy(raw), top=2)
+        assert form["version"] == 1
+        for ours, theirs in zip(said, form["predictions"], strict=True):
+            assert ours.label == theirs["label"]
+            assert len(theirs["top"]) == 2
+            assert ours.score == pytest.approx(theirs["score"], abs=1e-5)
+
+    def test_below_a_score_the_answer_is_unknown(self, folder, stream) -> None:
+        with served(folder, unknown=1.0) as service, TestClient(build(service)) as client:
+            answer = client.post("/predict", files=files(pictures(stream, 1))).json()
+        unsure = [p for p in answer["predictions"] if p["score"] < 1]
+        assert unsure
+        assert all(p["label"] == "unknown" and not p["known"] and p["top"] for p in unsure)
+
+    def test_a_full_queue_says_so_at_once(self, folder, stream) -> None:
+        with served(folder, queue=4) as service:
+            pixels = torch.zeros(3, 3, 32, 32, dtype=torch.uint8)
+            service.reader.waiting = 2  # as if two waited
+            with pytest.raises(Busy, match="2 pictures wait"):
+                service.reader.ask(pixels)
+            client = TestClient(build(service))
+            answer = client.post("/predict", files=files(pictures(stream, count=3)))
+            assert answer.status_code == 429
+            assert answer.headers["retry-after"] == "1"
+            service.reader.waiting = 0
+
+    def test_too_many_requests_of_one_caller(self, folder) -> None:
+        with served(folder, rate=2.0) as service:
+            client = TestClient(build(service))
+            codes = [client.get("/classes").status_code for _ in range(20)]
+        assert codes[0] == 200
+        assert 429 in codes
+
+    def test_metrics_are_prometheus_text(self, folder, stream) -> None:
+        with served(folder) as service, TestClient(build(service)) as client:
+            client.post("/predict", files=files(pictures(stream)))
+            text = client.get("/metrics").text
+        assert 'dosapp_requests_total{route="/predict",status="200"} 1.0' in text
+        assert "dosapp_answered 8.0" in text
+        assert "dosapp_version 1.0" in text
+
+
+class TestTheStream:
+    def test_pictures_are_learned_from_once_and_become_a_version(self, folder, stream) -> None:
+        before = Learner.load(folder)
+        with served(folder) as service, TestClient(build(service)) as client:
+            for _ in range(2):
+                client.post("/predict", files=files(pictures(stream)))
+            until(lambda: client.get("/ready").json()["version"] > 1)
+            versions = client.get("/versions").json()
+            signals = client.get("/status").json()["signals"]
+        assert [v["reason"] for v in versions] == ["taught for the tests", "2 steps on the stream"]
+        assert signals["adapted"] == 16
+        assert sum(signals["histogram"].values()) == 16
+        assert signals["drift"] > 0
+        after = Learner.load(folder)
+        assert after.digest() != before.digest()
+        pixels = torch.stack([before.student.net.picture(Image.open(io.BytesIO(p)))
+                              for p in pictures(stream)])  # fmt: skip
+        for _ in range(2):  # the same two steps, in process
+            before.adapt(pixels)
+        assert before.digest() == after.digest()
+
+    def test_who_does_not_want_it_is_not_learned_from(self, folder, stream) -> None:
+        with served(folder) as service, TestClient(build(service)) as client:
+            for _ in range(3):
+                client.post("/predict?learn=false", files=files(pictures(stream)))
+            assert service.writer.waiting == 0
+        assert Learner.history_of(folder).head == 1
+
+    def test_what_is_learned_in_a_started_interval_is_saved_at_the_end(
+        self, folder, stream
+    ) -> None:
+        with served(folder, interval=100) as service, TestClient(build(service)) as client:
+            client.post("/predict", files=files(pictures(stream)))
+            until(lambda: service.writer.signals.adapted == 8)
+        assert [v.reason for v in Learner.history_of(folder).versions()][1:] == [
+            "1 steps on the stream"
+        ]
+
+    def test_a_small_rest_is_used_after_a_while(self, folder, stream) -> None:
+        with served(folder, adapt_wait=0.05, interval=1) as service:
+            client = TestClient(build(service))
+            client.post("/predict", files=files(pictures(stream, count=3)))
+            until(lambda: service.version > 1)
+            assert service.writer.signals.adapted == 3
+
+    def test_no_picture_ever_touches_a_disk(self, folder, stream, tmp_path, monkeypatch) -> None:
+        """Nothing is written anywhere while pictures large enough for a temporary file come and
+        go; and nothing that was written later holds their pixels."""
+        import tempfile
+
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+        (tmp_path / "temporary").mkdir()
+        noise = np.random.default_rng(0).integers(0, 255, (1200, 1200, 3), dtype=np.uint8)
+        with io.BytesIO() as buffer:
+            Image.fromarray(noise).save(buffer, "BMP")
+            large = buffer.getvalue()  # 4 MB: beyond what forms usually keep in memory
+        opened_files = watched_opens(monkeypatch)
+        with served(folder, skew=1.0) as service, TestClient(build(service)) as client:
+            for _ in range(8):
+                assert client.post("/predict", files=files([large, large])).status_code == 200
+            pixels = service.uploads.picture(large)
+            until(lambda: service.version > 1)
+        written = [p for p in opened_files if "temporary" in p]
+        assert written == []
+        assert list((tmp_path / "temporary").iterdir()) == []
+        needle = pixels.numpy().tobytes()[:64]
+        for path in folder.rglob("*"):
+            if path.is_file():
+                assert needle not in path.read_bytes()
+
+    def test_a_method_that_keeps_pictures_is_refused(self, pupil, tiny, stream, tmp_path) -> None:
+        learner = Learner(pupil(method="spu", adapt="note"), tiny)
+        learner.learn(stream.session(0))
+        learner.save(tmp_path / "x")
+        with pytest.raises(BadInput, match="keeps pictures of the stream"), served(tmp_path / "x"):
+            pass
+
+
+def watched_opens(monkeypatch) -> list[str]:
+    """Every path this process opens for writing from now on."""
+    import os
+
+    seen: list[str] = []
+    original = os.open
+
+    def watched(path, flags, *more, **named):
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            seen.append(str(path))
+        return original(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", watched)
+    return seen
+
+
+class TestTeaching:
+    def test_a_zip_of_new_classes(self, folder, stream) -> None:
+        new = list(stream.tasks[1].classes)
+        with served(folder) as service, TestClient(build(service)) as client:
+            job = finished(client, client.post("/learn", files={"archive": lesson(stream)}))
+            assert job["state"] == "done", job
+            assert (job["version"], job["images"], job["step"]) == (2, 24, job["of"])
+            assert client.get("/classes").json()["classes"][3:] == sorted(new)
+            answer = client.post("/predict", files=files(pictures(stream, 1))).json()
+            assert answer["version"] == 2
+            assert {p["label"] for p in answer["predictions"]} & set(new)
+            deeds = client.get("/audit").json()
+        assert [(d["what"], d["who"], d["version"]) for d in deeds] == [("taught", "anybody", 2)]
+        again = Learner.load(folder)
+        assert again.classes[3:] == sorted(new)
+        assert again.sessions == 2
+
+    @pytest.mark.filterwarnings("ignore:the session has")
+    def test_pictures_of_one_class_with_a_name(self, folder, stream) -> None:
+        name, images = stream.tasks[1].classes[0], pictures(stream, 1, 5)
+        with served(folder) as service, TestClient(build(service)) as client:
+            job = finished(client, client.post("/learn", data={"name": name}, files=files(images)))
+            assert job["state"] == "done", job
+            assert client.get("/classes").json()["classes"][-1] == name
+
+    def test_a_folder_on_the_server(self, folder, stream, tmp_path) -> None:
+        with zipfile.ZipFile(io.BytesIO(lesson(stream))) as archive:
+            archive.extractall(tmp_path / "lessons" / "monday")
+        with served(folder, lessons=tmp_path / "lessons") as service:
+            client = TestClient(build(service))
+            assert (
+                finished(client, client.post("/learn", json={"folder": "monday"}))["version"] == 2
+            )
+            for bad in ("../learner", "/etc", "nowhere", "monday\0", "x" * 5000):
+                answer = client.post("/learn", json={"folder": bad})
+                assert answer.status_code == 400
+                assert "there is no folder" in answer.json()["error"]
+
+    @pytest.mark.filterwarnings("ignore:the session has")
+    def test_corrections_join_the_next_session(self, folder, stream) -> None:
+        known = stream.tasks[0].classes[0]
+        with served(folder) as service, TestClient(build(service)) as client:
+            nothing = client.post("/learn", json={})
+            assert (nothing.status_code, nothing.json()["error"].split(":")[0]) == (
+                400, "there is nothing to learn")  # fmt: skip
+            for n, image in enumerate(pictures(stream, count=4)):
+                body = {"image": base64.b64encode(image).decode(), "label": known}
+                assert client.post("/correct", json=body).json() == {"waiting": n + 1}
+            job = finished(client, client.post("/learn", json={}))
+            assert (job["state"], job["classes"], job["images"]) == ("done", [known], 4)
+            assert client.get("/status").json()["corrections"] == 0
+
+    def test_a_lesson_can_be_given_up(self, folder, stream) -> None:
+        before = Learner.load(folder).digest()
+        with served(folder) as service, TestClient(build(service)) as client:
+            hold = hold_the_writer(service)
+            job = client.post("/learn", files={"archive": lesson(stream)}).json()
+            assert client.post(f"/jobs/{job['id']}/cancel").json()["state"] == "waiting"
+            hold.set()
+            service.job(job["id"]).ended.wait()
+            ended = client.get(f"/jobs/{job['id']}").json()
+            assert (ended["state"], ended["said"]) == ("cancelled", "given up; nothing has changed")
+            assert len(client.get("/classes").json()["classes"]) == 3
+        assert Learner.load(folder).digest() == before
+
+    def test_answers_go_on_during_a_lesson(self, folder, stream) -> None:
+        with served(folder, adapt=False) as service, TestClient(build(service)) as client:
+            job = client.post("/learn", files={"archive": lesson(stream)}).json()
+            versions = set()
+            while not service.job(job["id"]).ended.is_set():
+                answer = client.post("/predict", files=files(pictures(stream, count=1)))
+                assert answer.status_code == 200
+                versions.add(answer.json()["version"])
+        assert 1 in versions
+
+    def test_a_session_the_canary_does_not_survive_is_not_published(self, folder, stream) -> None:
+        before = Learner.load(folder).digest()
+        with served(folder, canary=Falling()) as service:
+            client = TestClient(build(service))
+            job = finished(client, client.post("/learn", files={"archive": lesson(stream)}))
+            assert job["state"] == "refused", job
+            assert "on known classes the canary fell" in job["said"]
+            assert client.get("/ready").json()["version"] == 1
+        assert Learner.load(folder).digest() == before
+
+    def test_lessons_wait_in_line_but_not_in_any_number(self, folder, stream) -> None:
+        with served(folder, jobs=2) as service, TestClient(build(service)) as client:
+            hold = hold_the_writer(service)
+            codes = [
+                client.post("/learn", files={"archive": lesson(stream)}).status_code
+                for _ in range(4)
+            ]
+            for job in service.jobs():
+                service.writer.cancel(job)
+            hold.set()
+        assert codes == [202, 202, 429, 429]
+
+
+def hold_the_writer(service):
+    """Keeps the writer busy until the event is set."""
+    import threading
+
+    hold, held = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        held.set()
+        hold.wait()
+
+    service.writer.ask(wait)
+    held.wait()
+    return hold
+
+
+class Falling:
+    """A canary on which everything looks worse the more often one looks."""
+
+    def __init__(self) -> None:
+        self.right = 100.0
+
+    def accuracy(self, learner, among=None) -> float:
+        self.right -= 15
+        return self.right
+
+
+class TestClasses:
+    def test_rename_and_remove(self, folder) -> None:
+        first, second, third = Learner.load(folder).classes
+        with served(folder) as service, TestClient(build(service)) as client:
+            said = client.post("/classes/rename", json={"name": first, "to": "renard_roux"})
+            assert said.json() == {"version": 2}
+            assert client.post("/classes/remove", json={"name": second}).json() == {"version": 3}
+            assert client.get("/classes").json() == {
+                "version": 3,
+                "classes": ["renard roux", third],
+            }
+            for path, body in (("rename", {"name": first, "to": "x"}), ("remove", {"name": "x"}),
+                               ("rename", {"name": third, "to": "renard roux"})):  # fmt: skip
+                assert client.post(f"/classes/{path}", json=body).status_code == 400
+            reasons = [v["reason"] for v in client.get("/versions").json()]
+        assert reasons[1:] == [f"renamed '{first}' to 'renard roux'", f"removed '{second}'"]
+        assert Learner.load(folder).classes == ["renard roux", third]
+
+
+class TestVersions:
+    def test_back_and_forward_again_is_bit_exact(self, folder, stream) -> None:
+        images = files(pictures(stream, count=4))
+        with served(folder, interval=1) as service, TestClient(build(service)) as client:
+
+            def answers() -> list:
+                return client.post("/predict?learn=false", files=images).json()["predictions"]
+
+            first = answers()
+            client.post("/predict", files=files(pictures(stream)))
+            until(lambda: service.version > 1)
+            second = answers()
+            assert first != second
+            assert client.post("/rollback", json={"version": 1}).json() == {"version": 3}
+            assert answers() == first
+            assert client.post("/rollback", json={"version": 2}).json() == {"version": 4}
+            assert answers() == second
+            missing = client.post("/rollback", json={"version": 99})
+            assert missing.status_code == 400
+            assert "has no version 99; it has 1 to 4" in missing.json()["error"]
+            one = client.get("/versions/2").json()
+            assert one["class_count"] == 3
+            assert one["seen"]["disagreement"] >= 0
+            assert client.get("/versions/7").status_code == 404
+
+    def test_a_frozen_service_stays_frozen_when_it_is_started_again(self, folder, stream) -> None:
+        with served(folder) as service, TestClient(build(service)) as client:
+            assert client.post("/freeze").json() == {"frozen": True}
+            client.post("/predict", files=files(pictures(stream)))
+            assert service.writer.waiting == 0
+        with served(folder) as service, TestClient(build(service)) as client:
+            assert client.get("/status").json()["frozen"] == "frozen by anybody"
+            assert client.post("/unfreeze").json() == {"frozen": False}
+            assert client.get("/status").json()["frozen"] == ""
+            client.post("/predict", files=files(pictures(stream)))
+            until(lambda: service.writer.signals.adapted)
+        lines = (folder / "audit.jsonl").read_text().splitlines()
+        assert [json.loads(line)["what"] for line in lines] == ["froze", "unfroze"]
+
+    def test_a_folder_has_one_writer(self, folder) -> None:
+        with (
+            served(folder),
+            pytest.raises(BadInput, match="written by another process"),
+            served(folder),
+        ):
+            pass
+
+    def test_old_versions_are_taken_together(self, folder, stream) -> None:
+        with served(folder, keep=4, interval=1) as service, TestClient(build(service)) as client:
+            for wanted in range(2, 9):
+                client.post("/predict", files=files(pictures(stream)))
+                until(lambda wanted=wanted: service.version == wanted)
+        known = [v.number for v in Learner.history_of(folder).versions()]
+        assert len(known) <= 5
+        assert known[-1] == 8
+        assert Learner.load(folder).history(folder).head == 8
+
+
+class TestGuards:
+    def test_a_batch_of_one_class_is_not_learned_from(self, folder, stream) -> None:
+        with served(folder) as service, TestClient(build(service)) as client:
+            same = pictures(stream, count=1) * 8
+            client.post("/predict", files=files(same))
+            until(lambda: service.writer.signals.held)
+            assert service.writer.signals.adapted == 0
+        assert Learner.history_of(folder).head == 1
+
+    def test_an_interval_that_harms_the_canary_is_taken_back_and_then_it_stops(
+        self, folder, stream
+    ) -> None:
+        before = Learner.load(folder).digest()
+        with served(folder, canary=Falling(), interval=1, strikes=2) as service:
+            client = TestClient(build(service))
+            for strike in (1, 2):
+                client.post("/predict", files=files(pictures(stream)))
+                until(lambda strike=strike: service.writer.signals.refused == strike)
+            until(lambda: service.writer.frozen)
+            status = client.get("/status").json()
+            assert "refused 2 intervals in a row: the canary fell from 85.0 to 55.0" in (
+                status["frozen"])  # fmt: skip
+            assert status["version"] == 1
+            service.close()
+            deeds = [d["what"] for d in client.get("/audit").json()]
+        assert deeds == ["refused", "refused", "froze"]
+        assert Learner.load(folder).digest() == before
+
+    def test_experts_that_differ_too_much_are_not_published(self, folder, stream) -> None:
+        with served(folder, interval=1) as service:
+            why = service.writer.guard.against_interval(0.6, None, None)
+        assert why == "the experts differ on 60% of the stream"
+
+
+class TestWhoMay:
+    def test_without_a_token_nobody_gets_in(self, folder, stream) -> None:
+        asks, teaches = (Tokens(folder).add(role, role) for role in ("predict", "teach"))
+        assert asks not in (folder / "tokens.json").read_text()
+        images = files(pictures(stream, count=1))
+        with served(folder) as service:
+            client = TestClient(build(service))
+
+            def codes(token: str | None) -> list[int]:
+                head = {"Authorization": f"Bearer {token}"} if token else {}
+                return [
+                    client.post("/predict", files=images, headers=head).status_code,
+                    client.post("/freeze", headers=head).status_code,
+                ]
+
+            assert codes(None) == [401, 401]
+            assert codes(asks[:-1]) == [401, 401]
+            assert codes(asks) == [200, 403]
+            assert codes(teaches) == [200, 200]
+            assert client.get("/health").status_code == 200
+        line = json.loads((folder / "audit.jsonl").read_text())
+        assert (line["who"], line["what"]) == ("teach", "froze")
+
+    def test_pages_of_other_sites_cannot_reach_the_loopback(self, folder) -> None:
+        with served(folder) as service:
+            client = TestClient(build(service))
+            evil = client.post("/freeze", headers={"Origin": "https://evil.example"})
+            assert evil.status_code == 403
+            rebound = client.get("/classes", headers={"Host": "evil.example"})
+            assert rebound.status_code == 403
+            assert (
+                client.get("/classes", headers={"Origin": "http://testserver"}).status_code == 200
+            )
+
+    def test_other_machines_need_a_token(self, folder) -> None:
+        from dosapp.service.serve import serve
+
+        with pytest.raises(BadInput, match=r"served on this machine only, not on 0\.0\.0\.0"):
+            serve(folder, ServiceSettings(), host="0.0.0.0")
+
+
+class TestReplicas:
+    def test_a_replica_follows_and_does_not_write(self, folder, stream) -> None:
+        images = files(pictures(stream, count=2))
+        with served(folder) as writer, opened(folder, ServiceSettings(), follow=True) as replica:
+            here, there = TestClient(build(writer)), TestClient(build(replica))
+            finished(here, here.post("/learn", files={"archive": lesson(stream)}))
+            until(lambda: replica.version == 2)
+            ours, theirs = (c.post("/predict?learn=false", files=images) for c in (here, there))
+            assert ours.json() == theirs.json()
+            assert theirs.json()["version"] == 2
+            refused = there.post("/freeze")
+            assert refused.status_code == 409
+            assert "only reads" in refused.json()["error"]
+            with pytest.raises(ReadOnly):
+                replica.rollback(1, "me")
+            assert there.get("/status").json()["writes"] is False
