@@ -77,6 +77,7 @@ class Learner:
         self.method: Method = build(s.method, s.adapt, s.options)
         net = self.method.extend(Shared(net) if ranks.count() > 1 else net, s.seed)
         self.student = Student(net, lr=s.rate, weight_decay=s.weight_decay, seed=s.seed)
+        self.student.rivals = s.rivals
         self.memory = Memory(s.memory, s.seed)
         self.caution = Caution(s.gate, s.temper, s.skew_aware, s.readmit, s.readmit_every)
         self.sessions = 0  # finished ones
@@ -146,6 +147,12 @@ class Learner:
             return self._replayed(self._batch(session.train, labels, rows), step)
 
         if done == 0:
+            if len(session.classes) == 1 and len(self.classes) > 1 and not self.settings.rivals:
+                warnings.warn(
+                    f"a lesson of '{session.classes[0]}' alone has nothing to tell it from: teach "
+                    "several classes together, or use a learner with rivals",
+                    stacklevel=2,
+                )
             if size < self.settings.batch:
                 warnings.warn(
                     f"the session has {size} training images, fewer than a batch of "

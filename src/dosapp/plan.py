@@ -168,8 +168,8 @@ def identity(
 
 
 def careful(settings: RunSettings) -> dict[str, Any]:
-    """The settings of the stream's steps that are on."""
-    names = ["gate", "temper", "skew_aware", "readmit", "stream_lr"]
+    """The settings of the steps that are on."""
+    names = ["gate", "temper", "skew_aware", "readmit", "stream_lr", "rivals"]
     names += ["readmit_every"] if settings.readmit else []
     return _on({name: getattr(settings, name) for name in names})
 

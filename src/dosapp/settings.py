@@ -49,6 +49,7 @@ class LearnerSettings(Checked):
     weight_decay: float = Field(0.2, ge=0, description="AdamW's, on the weights that move")
     epochs: int = Field(10, ge=1, description="passes over a session's lessons")
     batch: int = Field(64, ge=1, description="labelled images per step")
+    rivals: bool = Field(False, description="tell lessons from all known captions, not the batch's")
 
     stream_lr: float | None = Field(None, gt=0, description="rate without labels; none: the same")
     gate: float = Field(0.0, ge=0, lt=1, description="probability below which no image is learned")

@@ -51,6 +51,7 @@ class Student:
         self.chosen = Selection()  # what the lessons chose; adapters inherit it
         self.skew = 0.0  # of the stream: 1 makes teachers follow as slowly as they ever do
         self.steps = 0
+        self.rivals = False  # whether captions of classes a batch lacks are its negatives too
         self.replaced = False  # by `assign`, since the last step
         self.moved: set[str] = set()  # every weight that was ever allowed to move
         self._entries: dict[str, Entries] = {}
@@ -124,8 +125,13 @@ class Student:
         return net.encode_image(pixels), texts[place]
 
     def clip_loss(self, pixels: Tensor, labels: Tensor) -> Tensor:
-        """Each image against the caption of its class."""
-        return clip_loss(*self.pairs(pixels, labels), self.net.scale)
+        """Each image against the caption of its class, and against those of others if wanted."""
+        images, texts = self.pairs(pixels, labels)
+        absent = sorted(set(range(len(self.classes))) - set(labels.tolist()))
+        if not self.rivals or not absent:
+            return clip_loss(images, texts, self.net.scale)
+        others = self.net.encode_text([self.caption(self.classes[n]) for n in absent])
+        return clip_loss(images, texts, self.net.scale, others)
 
     def scores(self, weights: Mapping[str, Tensor], losses: Iterable[Tensor]) -> Scores:
         """How much each weight would like to move (Eq. 1); nothing moves yet."""

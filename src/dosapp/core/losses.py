@@ -9,15 +9,19 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 Named = Mapping[str, Tensor]
 
 
-def clip_loss(images: Tensor, texts: Tensor, scale: Tensor | float) -> Tensor:
+def clip_loss(
+    images: Tensor, texts: Tensor, scale: Tensor | float, rivals: Tensor | None = None
+) -> Tensor:
     """Symmetric InfoNCE over B pairs of unit features `[B, D]`, targets on the diagonal.
 
     Equal captions in a batch are each other's negatives, as in FLYP and SPU: with all B captions
-    equal the loss is log B. A batch of one has loss zero.
+    equal the loss is log B. A batch of one has loss zero. `rivals [R, D]` are captions that no
+    image of the batch has: with them images of a single class have something to be told from.
     """
     logits = scale * images @ texts.T  # [B, B]
     target = torch.arange(len(logits), device=logits.device)
-    return (cross_entropy(logits, target) + cross_entropy(logits.T, target)) / 2
+    columns = logits if rivals is None else torch.cat([logits, scale * images @ rivals.T], dim=1)
+    return (cross_entropy(columns, target) + cross_entropy(logits.T, target)) / 2
 
 
 def distillation(new: Tensor, old: Tensor, temperature: float) -> Tensor:

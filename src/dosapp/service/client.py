@@ -10,8 +10,6 @@ from typing import Any
 
 from dosapp.errors import BadInput
 
-Picture = "str | Path | bytes | PIL.Image.Image"
-
 
 class Refused(BadInput):
     """The service said no; `code` is the status of its answer."""
@@ -70,16 +68,27 @@ class Client:
         """Pictures by class name, or a zip of class folders, or a folder of them; with nothing,
         the corrections that wait. Returns the job, when it has ended unless told otherwise."""
         if lesson is None:
-            job = self._ask("POST", "/learn", json={})
-        else:
-            data = _zipped(lesson)
-            job = self._ask("POST", "/learn", files=[("archive", ("lesson.zip", data))])
+            return self._ended(self._ask("POST", "/learn", json={}), wait, watch)
+        return self.learn_zip(_zipped(lesson), wait, watch)
+
+    def learn_zip(
+        self,
+        archive: bytes,
+        wait: bool = True,
+        watch: Callable[[dict[str, Any]], None] = lambda job: None,
+    ) -> dict[str, Any]:
+        """The same from the bytes of a zip."""
+        files = [("archive", ("lesson.zip", archive))]
+        return self._ended(self._ask("POST", "/learn", files=files), wait, watch)
+
+    def _ended(
+        self, job: dict[str, Any], wait: bool, watch: Callable[[dict[str, Any]], None]
+    ) -> dict[str, Any]:
         while wait and job["state"] in ("waiting", "learning"):
             time.sleep(0.1)
             job = self.job(job["id"])
             watch(job)
-        found: dict[str, Any] = job
-        return found
+        return job
 
     def job(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self._ask("GET", f"/jobs/{name}")

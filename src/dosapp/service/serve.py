@@ -70,7 +70,7 @@ def demo(folder: Path) -> Canary:
     """A learner of ten shapes, if the folder has none yet, and pictures to watch it with."""
     settings: RunSettings = RunSettings.checked(DEMO)
     fresh = not (folder / "learner.json").exists()
-    learner = Learner(LearnerSettings()) if fresh else Learner.opened(folder)
+    learner = Learner(LearnerSettings(rivals=True)) if fresh else Learner.opened(folder)
     stream = open_stream(settings, learner.student.net)
     if fresh:
         learner.learn(stream.session(0))

@@ -248,9 +248,13 @@ class Writer:
                 if order is not None:
                     order()
                 elif batch:
-                    self._adapt(batch)
+                    self.adapt(batch)
                 elif self._steps and self._idle() >= self.settings.interval_wait:
                     self._close_interval()
+        self.finish()
+
+    def finish(self) -> None:
+        """Publish what a started interval has taught."""
         with self._going_on():
             self._close_interval()
 
@@ -286,7 +290,7 @@ class Writer:
 
     # The stream
 
-    def _adapt(self, batch: list[Seen]) -> None:
+    def adapt(self, batch: list[Seen]) -> None:
         signals = self.signals
         signals.labels.append(Counter(seen.label for seen in batch))
         signals.confidence.append(sum(seen.score for seen in batch) / len(batch))

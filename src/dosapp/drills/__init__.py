@@ -1,0 +1,1 @@
+"""Trying the service's promises on purpose: harmful streams, crashes, load and bad requests."""

@@ -1,0 +1,166 @@
+"""How long an answer takes while the service learns, and what happens when too much is asked.
+
+Closed loop: clients that ask as fast as they are answered give the capacity without adaptation, and
+then run for minutes with it: no errors, bounded memory. Open loop: requests come at a share of that
+capacity whether or not the last was answered, with adaptation on and off in turns, on two services
+of the same learner; latencies are compared as ratios.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dosapp.core.chance import chance
+from dosapp.drills.served import Served, pictures, served, small_learner
+from dosapp.errors import BadInput
+from dosapp.peak import held
+from dosapp.service.client import Client, Refused
+
+FLAGS = ("--skew", "1", "--disagreement", "1", "--adapt-batch", "64", "--interval", "20")
+SHARES = (0.05, 0.15, 0.3, 0.6, 0.9)
+CLIENTS = 4
+
+
+@dataclass
+class Heard:
+    latencies: list[float] = field(default_factory=list)
+    busy: int = 0  # 429
+    errors: list[str] = field(default_factory=list)
+
+    def facts(self) -> dict[str, Any]:
+        found = np.array(self.latencies or [np.nan])
+        return {
+            "answers": len(self.latencies),
+            "median": float(np.median(found)),
+            "p95": float(np.quantile(found, 0.95)),
+            "busy": self.busy,
+            "errors": self.errors[:5],
+        }
+
+
+def drill(
+    folder: Path,
+    seconds: float = 20.0,
+    sustained: float = 300.0,
+    watch: Callable[[str], None] = lambda words: None,
+) -> dict[str, Any]:
+    images = pictures(small_learner(folder / "off"))
+    small_learner(folder / "on")
+    with (
+        served(folder / "off", *FLAGS, "--no-adapt") as off,
+        served(folder / "on", *FLAGS) as on,
+    ):
+        watch("the capacity without adaptation")
+        capacity = len(closed_loop(off, images, seconds).latencies) / seconds
+        curve = []
+        for share in SHARES:
+            row: dict[str, Any] = {"share": share, "requests_per_second": share * capacity}
+            for name, service in (("off", off), ("on", on)):
+                watch(f"{share:.0%} of the capacity, adaptation {name}")
+                before = _signals(service)
+                heard = open_loop(service, images, share * capacity, seconds)
+                row[name] = heard.facts() | _adapted(service, before, len(heard.latencies))
+            curve.append(row)
+        watch(f"{sustained:.0f} seconds of as much as it takes")
+        memory = [held(on.process.pid)]
+        heard = Heard()
+        end = time.monotonic() + sustained
+        while time.monotonic() < end:
+            some = closed_loop(on, images, min(15.0, sustained))
+            heard.latencies += some.latencies
+            heard.errors += some.errors
+            memory.append(held(on.process.pid))
+        ended = on.stop()
+    return {
+        "capacity": capacity,
+        "curve": curve,
+        "sustained": heard.facts() | {"seconds": sustained, "memory_mb": memory},
+        "ended_with": ended,
+    }
+
+
+def closed_loop(service: Served, images: list[bytes], seconds: float) -> Heard:
+    """Clients that ask again as soon as they are answered."""
+    heard, end = Heard(), time.monotonic() + seconds
+
+    def asks(who: int) -> None:
+        random = chance("load", who)
+        with service.client() as client:
+            while time.monotonic() < end:
+                _ask(client, images[random.integers(len(images))], heard)
+
+    workers = [threading.Thread(target=asks, args=(n,)) for n in range(CLIENTS)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return heard
+
+
+def open_loop(service: Served, images: list[bytes], rate: float, seconds: float) -> Heard:
+    """Requests at random moments, on average `rate` per second, whatever has become of the last."""
+    heard, random = Heard(), chance("open", rate)
+    idle: list[Client] = [service.client() for _ in range(64)]
+
+    def asks(row: int, due: float) -> None:
+        client = idle.pop()
+        try:
+            _ask(client, images[row], heard, due)
+        finally:
+            idle.append(client)
+
+    with ThreadPoolExecutor(len(idle)) as hands:
+        due, end = time.perf_counter(), time.perf_counter() + seconds
+        while due < end:
+            due += float(random.exponential(1 / rate))
+            time.sleep(max(0.0, due - time.perf_counter()))
+            hands.submit(asks, int(random.integers(len(images))), due)
+    for client in idle:
+        client.close()
+    return heard
+
+
+def _ask(client: Client, image: bytes, heard: Heard, due: float | None = None) -> None:
+    start = time.perf_counter() if due is None else due
+    try:
+        client.predict([image], top=1)
+        heard.latencies.append(time.perf_counter() - start)
+    except Refused as error:
+        if error.code == 429:
+            heard.busy += 1
+        else:
+            heard.errors.append(str(error))
+    except BadInput as error:
+        heard.errors.append(str(error))
+
+
+def _signals(service: Served) -> dict[str, Any]:
+    with service.client() as client:
+        found: dict[str, Any] = client.status()
+    return found
+
+
+def _adapted(service: Served, before: dict[str, Any], answered: int) -> dict[str, Any]:
+    """Of the pictures answered, those learned from; what still waits for a full batch counts."""
+    until = time.monotonic() + 10
+    while (now := _signals(service))["stream"] >= 64 and time.monotonic() < until:
+        time.sleep(0.1)
+    learned = now["signals"]["adapted"] - before["signals"]["adapted"]
+    waiting = now["stream"] - before["stream"]
+    skipped = now["signals"]["skipped"] - before["signals"]["skipped"]
+    return {"adapted": (learned + waiting) / max(1, answered), "skipped": skipped}
+
+
+def ratios(found: dict[str, Any], share: float = 0.15) -> dict[str, float]:
+    row = next(row for row in found["curve"] if row["share"] == share)
+    return {
+        "median": row["on"]["median"] / row["off"]["median"],
+        "p95": row["on"]["p95"] / row["off"]["p95"],
+        "adapted": row["on"]["adapted"],
+    }
