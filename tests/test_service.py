@@ -292,12 +292,13 @@ class TestTeaching:
         assert again.classes[3:] == sorted(new)
         assert again.sessions == 2
 
-    @pytest.mark.filterwarnings("ignore:the session has")
+    @pytest.mark.filterwarnings("ignore:the session has", "ignore:a lesson of")
     def test_pictures_of_one_class_with_a_name(self, folder, stream) -> None:
         name, images = stream.tasks[1].classes[0], pictures(stream, 1, 5)
         with served(folder) as service, TestClient(build(service)) as client:
             job = finished(client, client.post("/learn", data={"name": name}, files=files(images)))
             assert job["state"] == "done", job
+            assert "nothing to tell it from" in job["said"]
             assert client.get("/classes").json()["classes"][-1] == name
 
     def test_a_folder_on_the_server(self, folder, stream, tmp_path) -> None:
@@ -313,7 +314,7 @@ class TestTeaching:
                 assert answer.status_code == 400
                 assert "there is no folder" in answer.json()["error"]
 
-    @pytest.mark.filterwarnings("ignore:the session has")
+    @pytest.mark.filterwarnings("ignore:the session has", "ignore:a lesson of")
     def test_corrections_join_the_next_session(self, folder, stream) -> None:
         known = stream.tasks[0].classes[0]
         with served(folder) as service, TestClient(build(service)) as client:
@@ -339,6 +340,53 @@ class TestTeaching:
             assert (ended["state"], ended["said"]) == ("cancelled", "given up; nothing has changed")
             assert len(client.get("/classes").json()["classes"]) == 3
         assert Learner.load(folder).digest() == before
+
+    def test_a_lesson_given_up_in_the_middle_leaves_nothing_and_gives_corrections_back(
+        self, folder, stream, monkeypatch
+    ) -> None:
+        before = Learner.load(folder).digest()
+        with served(folder) as service, TestClient(build(service)) as client:
+            picture = base64.b64encode(pictures(stream)[0]).decode()
+            client.post("/correct", json={"image": picture, "label": "owl"})
+            lessons = Learner.lessons
+
+            def given_up(learner, session, done=0):
+                for n, step in enumerate(lessons(learner, session, done)):
+                    if n == 1:
+                        next(iter(service.jobs())).cancelled.set()
+                    yield step
+
+            monkeypatch.setattr(Learner, "lessons", given_up)
+            job = finished(client, client.post("/learn", files={"archive": lesson(stream)}))
+            assert (job["state"], job["step"]) == ("cancelled", 2)
+            monkeypatch.undo()
+            status = client.get("/status").json()
+            assert status["at_work"]
+            assert (status["version"], status["corrections"]) == (1, 1)
+            assert len(client.get("/classes").json()["classes"]) == 3
+            again = finished(client, client.post("/learn", files={"archive": lesson(stream)}))
+            assert again["state"] == "done"
+            assert client.get("/status").json()["corrections"] == 0
+            assert client.post("/rollback", json={"version": 1}).status_code == 200
+        assert Learner.load(folder).digest() == before
+
+    def test_an_error_of_ours_does_not_end_the_service(
+        self, folder, stream, monkeypatch, capsys
+    ) -> None:
+        with served(folder) as service, TestClient(build(service)) as client:
+
+            def broken(*_):
+                raise ZeroDivisionError("oh")
+
+            monkeypatch.setattr(Learner, "adapt", broken)
+            client.post("/predict", files=files(pictures(stream)))
+            until(lambda: service.writer.trouble)
+            monkeypatch.undo()
+            assert client.get("/status").json()["trouble"] == "ZeroDivisionError: oh"
+            for _ in range(2):
+                client.post("/predict", files=files(pictures(stream)))
+            until(lambda: service.version > 1)
+        assert "ZeroDivisionError" in capsys.readouterr().err
 
     def test_answers_go_on_during_a_lesson(self, folder, stream) -> None:
         with served(folder, adapt=False) as service, TestClient(build(service)) as client:

@@ -16,7 +16,7 @@ from rich.table import Table
 from dosapp.errors import BadInput, unknown
 from dosapp.flags import with_settings
 from dosapp.service import commands
-from dosapp.settings import RunSettings, parsed, read_yaml
+from dosapp.settings import LearnerSettings, RunSettings, parsed, read_yaml
 
 if TYPE_CHECKING:
     from dosapp.result import Result
@@ -427,6 +427,45 @@ def bench(
 app.command()(commands.serve)
 app.add_typer(commands.token_app, name="token")
 app.add_typer(commands.client_app, name="client")
+
+
+@app.command()
+def drill(
+    name: Annotated[
+        Literal["guards", "crash", "load", "bad-input"], typer.Argument(help="what to try")
+    ],
+    folder: Annotated[Path, typer.Option("--out", help="where the findings go")] = Path("drills"),
+    quick: Annotated[bool, typer.Option(help="a few minutes at most, and weaker findings")] = False,
+) -> None:
+    """Try a promise of the service on purpose: harmful streams, crashes, load, bad requests."""
+    from dosapp.drills import hold
+    from dosapp.storage import write_json
+
+    with err.status(name) as status:
+        found = hold(name, quick, status.update)
+    place = folder / f"{name}.json"
+    write_json(place, found)
+    print(json.dumps(found, indent=1))
+    out.print(f"wrote {place}", highlight=False)
+
+
+@app.command()
+@with_settings(LearnerSettings)
+def new(
+    flags: dict[str, Any],
+    folder: Annotated[Path, typer.Argument(help="a folder that is not there yet")],
+    options: SetOption = None,
+) -> None:
+    """A learner that knows no class yet, to be taught by dosapp serve or from a program."""
+    from dosapp.learner import Learner
+
+    if folder.exists():
+        raise BadInput(f"'{folder}' is there already; choose another folder")
+    Learner(LearnerSettings.checked({**flags, "options": parsed(options or [])})).save(
+        folder, "new"
+    )
+    out.print(f"wrote {folder}; now: dosapp serve {folder}", highlight=False)
+
 
 history_app = typer.Typer(
     help="What a learner was: its versions, what changed, and the way back.", no_args_is_help=True

@@ -147,18 +147,8 @@ class Learner:
             return self._replayed(self._batch(session.train, labels, rows), step)
 
         if done == 0:
-            if len(session.classes) == 1 and len(self.classes) > 1 and not self.settings.rivals:
-                warnings.warn(
-                    f"a lesson of '{session.classes[0]}' alone has nothing to tell it from: teach "
-                    "several classes together, or use a learner with rivals",
-                    stacklevel=2,
-                )
-            if size < self.settings.batch:
-                warnings.warn(
-                    f"the session has {size} training images, fewer than a batch of "
-                    f"{self.settings.batch}; they are taught as one smaller batch",
-                    stacklevel=2,
-                )
+            for remark in self.remarks(session):
+                warnings.warn(remark, stacklevel=2)
             student.skew = 0.0
             student.choose(method.choose(student, batches(0)))
             self.caution.remember(student.chosen, self.sessions)
@@ -192,6 +182,21 @@ class Learner:
         method.begin_stream(student)
         student.chosen = student.selection  # whoever wanted to inherit has done so
         self.caution.begin_stream(student)
+
+    def remarks(self, session: Session) -> list[str]:
+        """What a teacher should know about a session, though it can be taught."""
+        found, size, rivals = [], len(session.train), self.settings.rivals
+        if len(session.classes) == 1 and not rivals:
+            found.append(
+                f"a lesson of '{session.classes[0]}' alone has nothing to tell it from: teach "
+                "several classes together, or use a learner with rivals"
+            )
+        if size < self.settings.batch:
+            found.append(
+                f"the session has {size} training images, fewer than a batch of "
+                f"{self.settings.batch}; they are taught as one smaller batch"
+            )
+        return found
 
     def _meet(self, session: Session) -> Tensor:
         """The session's labels as positions in the classes met so far, its own included."""

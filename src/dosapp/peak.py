@@ -1,4 +1,4 @@
-"""How much memory this process has held at most since a moment, on Linux."""
+"""How much memory a process holds, or has held at most since a moment, on Linux."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -14,8 +14,17 @@ def forget_peak() -> None:
 
 def peak() -> float | None:
     """In MB, or None where the system does not say."""
+    return _said("VmHWM", PROCESS)
+
+
+def held(process: int) -> float | None:
+    """What a process holds now, in MB."""
+    return _said("VmRSS", Path("/proc") / str(process))
+
+
+def _said(word: str, process: Path) -> float | None:
     try:
-        lines = (PROCESS / "status").read_text().splitlines()
+        lines = (process / "status").read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), None)
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(word)), None)

@@ -38,18 +38,19 @@ class Signals:
 
     def histogram(self) -> dict[str, int]:
         total: Counter[str] = Counter()
-        for one in self.labels:
+        for one in tuple(self.labels):  # the writer goes on adding
             total += one
         return dict(total.most_common())
 
     def facts(self) -> dict[str, object]:
+        counts = self.histogram()
         return {
-            "histogram": self.histogram(),
-            "skew": skew_of(self.histogram(), max(len(self.histogram()), 1)),
-            "disagreement": _mean(self.disagreement),
-            "confidence": _mean(self.confidence),
+            "histogram": counts,
+            "skew": skew_of(counts, max(len(counts), 1)),
+            "disagreement": _mean(tuple(self.disagreement)),
+            "confidence": _mean(tuple(self.confidence)),
             "drift": self.drift,
-            "canary": [{"version": v, "accuracy": a} for v, a in self.canary],
+            "canary": [{"version": v, "accuracy": a} for v, a in tuple(self.canary)],
             "adapted": self.adapted,
             "skipped": self.skipped,
             "held": self.held,
@@ -111,5 +112,5 @@ def skew_of(counts: "Counter[str] | dict[str, int]", classes: int) -> float:
     return skew(torch.tensor(filled + [0] * max(0, classes - len(filled)), dtype=torch.float))
 
 
-def _mean(values: Sequence[float] | deque[float]) -> float | None:
+def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None

@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,8 @@ class Teaching(Service):
             "frozen": writer.frozen,
             "trouble": writer.trouble,
             "stream": writer.waiting,
-            "corrections": sum(len(found) for found in self._corrections.values()),
+            "corrections": self._waiting(),
+            "at_work": self.ready,
             "signals": writer.signals.facts(),
             "jobs": [job.facts() for job in self.jobs() if not job.ended.is_set()],
         }
@@ -210,8 +212,19 @@ class Teaching(Service):
             if not found:
                 raise BadInput("there is nothing to learn: no pictures, and no corrections wait")
             job = self.writer.teach(found, who)
+            job.given_back = partial(self._wait_again, self._corrections)
             self._corrections = {}
         return job
+
+    def _wait_again(self, corrections: Mapping[str, list[Tensor]]) -> None:
+        """Their lesson came to nothing."""
+        with self._turn:
+            for name, found in corrections.items():
+                self._corrections.setdefault(name, []).extend(found)
+
+    def _waiting(self) -> int:
+        with self._turn:
+            return sum(len(found) for found in self._corrections.values())
 
     def correct(self, picture: Tensor, name: str, who: str) -> int:
         """A person says what a picture is: it joins the next session. Says how many wait."""

@@ -3,7 +3,6 @@
 import base64
 import binascii
 import io
-import warnings
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from dosapp.data.base import check_class_names
@@ -42,19 +41,19 @@ class Uploads:
     def picture(self, data: bytes, name: str = "the picture") -> Tensor:
         """`uint8 [3, H, W]`. The size is known before a single pixel is decoded."""
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of Pillow, about odd but readable files
-                image = Image.open(io.BytesIO(data), formats=FORMATS)
-                if image.width * image.height > self.settings.pixels:
-                    raise TooLarge(
-                        f"{name} has {image.width} × {image.height} pixels; at most "
-                        f"{self.settings.pixels:,} are taken"
-                    )
-                if min(image.size) < 1 or max(image.size) > 100 * min(image.size):
-                    raise BadInput(f"{name} is {image.width} × {image.height}; give a usual shape")
-                return self.prepare(image)
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+            if image.width * image.height > self.settings.pixels:
+                raise TooLarge(
+                    f"{name} has {image.width} × {image.height} pixels; at most "
+                    f"{self.settings.pixels:,} are taken"
+                )
+            if min(image.size) < 1 or max(image.size) > 100 * min(image.size):
+                raise BadInput(f"{name} is {image.width} × {image.height}; give a usual shape")
+            return self.prepare(image)
         except BadInput:
             raise
+        except UnidentifiedImageError as error:
+            raise BadInput(f"{name} is not a picture; give one of {', '.join(FORMATS)}") from error
         except (Image.DecompressionBombError, MemoryError) as error:
             raise TooLarge(f"{name} is too large to be decoded") from error
         except Exception as error:  # decoders throw anything at damaged bytes

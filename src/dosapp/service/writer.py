@@ -50,10 +50,13 @@ class Job:
     loss: float | None = None
     version: int | None = None
     said: str = ""
+    given_back: Callable[[], None] = lambda: None  # what was taken for it, if nothing comes of it
     cancelled: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
 
     def end(self, state: Literal["done", "refused", "failed", "cancelled"], said: str) -> None:
+        if state != "done":
+            self.given_back()
         self.state, self.said, self.session = state, said, None
         self.ended.set()
 
@@ -363,7 +366,7 @@ class Writer:
         try:
             if job.cancelled.is_set():
                 raise Cancelled
-            job.state = "learning"
+            job.state, remarks = "learning", self.learner.remarks(job.session)
             right = self.canary.accuracy(self.learner, known) if self.canary and known else None
             for lesson in self.learner.lessons(job.session):
                 job.step, job.of, job.loss = lesson.step, lesson.of, lesson.loss
@@ -390,7 +393,8 @@ class Writer:
             self._return()
             job.end("failed", f"{type(error).__name__}: {error}")
         else:
-            job.end("done", f"{len(job.classes)} class(es), {job.images} pictures")
+            counted = f"{len(job.classes)} class(es), {job.images} picture(s)"
+            job.end("done", "; ".join([counted, *remarks]))
             self.watch("taught", {"job": job.id, "who": job.who, "version": job.version,
                                   "classes": job.classes, "images": job.images})  # fmt: skip
 

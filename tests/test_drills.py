@@ -1,0 +1,51 @@
+"""The drills, small: what they look for is found when it is there."""
+
+import pytest
+
+from dosapp.drills import bad_input, crash, guards
+
+pytest.importorskip("fastapi")
+
+
+def test_bad_requests_get_4xx_and_change_nothing(tmp_path) -> None:
+    found = bad_input.drill(tmp_path / "learner", 120)
+    assert found["wrong"] == []
+    assert found["weights_unchanged"]
+    assert sum(found["codes"].values()) == 120
+
+
+@pytest.mark.slow
+def test_two_thousand_of_them(tmp_path) -> None:
+    found = bad_input.drill(tmp_path / "learner", 2040)
+    assert found["wrong"] == []
+    assert found["weights_unchanged"]
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_of_everything(tmp_path) -> None:
+    found = crash.drill(tmp_path / "learner", 4)
+    assert found["lost"] == found["mixed"] == found["errors_while_alive"] == []
+    assert found["answers"] > 0
+    assert found["ended_with"] == 0
+
+
+def test_a_mixture_would_be_noticed(tmp_path) -> None:
+    from dosapp.drills.served import pictures, small_learner
+
+    images = pictures(small_learner(tmp_path / "learner"))[:4]
+    seen = crash.Seen({(1, 0): {("nobody", 0.123)}}, {1})
+    mixed = crash._mixed(tmp_path / "learner", images, seen, lambda words: None)
+    assert mixed == ["version 1, picture 0: nobody 0.1230"]
+
+
+@pytest.mark.slow
+def test_guards_hold_on_harmful_streams() -> None:
+    small = {"classes": 20, "tasks": 2, "train_images": 20, "test_images": 40, "epochs": 3}
+    outcomes = guards.drill([0], passes=1, changes=small)
+    assert {o.stream for o in outcomes if o.guards} == {
+        "normal", "one class", "noise", "shuffled pixels", "one image", "other domain"
+    }  # fmt: skip
+    assert all(o.change > -2 for o in outcomes if o.guards), guards.table(outcomes)
+    held = {o.stream: o.held for o in outcomes if o.guards}
+    assert held["one class"] > 0
+    assert held["one image"] > 0
