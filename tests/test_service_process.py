@@ -1,0 +1,209 @@
+"""The service as a process: signals, faults, replicas; and what a version of ViT-B/16 costs."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from dosapp.core.masks import top_fraction
+from dosapp.drills.served import lesson, pictures, served, small_learner
+from dosapp.errors import BadInput
+from dosapp.learner import Learner
+from dosapp.service.service import opened
+from dosapp.service.settings import ServiceSettings
+from dosapp.settings import LearnerSettings
+from dosapp.student import Selection
+
+pytest.importorskip("fastapi")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:the session has")]
+QUICK = ("--adapt-batch", "8", "--interval", "2", "--skew", "1", "--disagreement", "1")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("process") / "learner"
+    return folder, small_learner(folder)
+
+
+@pytest.fixture
+def folder(made, tmp_path) -> Path:
+    import shutil
+
+    return Path(shutil.copytree(made[0], tmp_path / "learner"))
+
+
+@pytest.fixture
+def stream(made):
+    return made[1]
+
+
+def until(condition, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.02)
+
+
+def test_sigterm_answers_what_waits_and_saves_what_was_learned(folder, stream) -> None:
+    images = pictures(stream)
+    with served(folder, "--adapt-batch", "8", "--interval", "1000", "--skew", "1") as service:
+        with service.client() as client:
+            for _ in range(3):
+                client.predict(images[:8])
+            until(lambda: client.status()["signals"]["adapted"] == 24)
+        assert service.stop() == 0
+    assert Learner.history_of(folder).versions()[-1].reason == "3 steps on the stream"
+
+
+def test_a_second_server_on_the_same_folder_is_refused(folder) -> None:
+    with served(folder):
+        command = [sys.executable, "-m", "dosapp", "serve", str(folder), "--port", "1"]
+        second = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert second.returncode == 2
+    assert "is being written by another process" in second.stderr.replace("\n", " ")
+
+
+def test_three_replicas_follow_one_writer(folder, stream) -> None:
+    """Each picks up a new version within a second and gives the writer's answers."""
+    images = pictures(stream)[:4]
+    with (
+        served(folder, *QUICK) as writer,
+        served(folder, "--follow") as one,
+        served(folder, "--follow") as two,
+        served(folder, "--follow") as three,
+    ):
+        clients = [replica.client() for replica in (one, two, three)]
+        with writer.client() as client:
+            job = client.learn_zip(lesson(stream, 1, range(2), 4))
+            assert job["state"] == "done", job
+            late = [_seconds_until(c, job["version"]) for c in clients]
+            said = client.predict(images, learn=False)
+            assert [c.predict(images, learn=False) for c in clients] == [said] * 3
+            with pytest.raises(BadInput, match="only reads"):
+                clients[0].freeze()
+            writer.kill()  # replicas do not need it to answer
+            assert [c.predict(images)["version"] for c in clients] == [job["version"]] * 3
+        for c in clients:
+            c.close()
+    assert min(late) < 1.0, late  # all of them when the machine has a core for each
+
+
+def _seconds_until(client, version: int) -> float:
+    start = time.monotonic()
+    until(lambda: client.status()["version"] == version)
+    return time.monotonic() - start
+
+
+class TestFaults:
+    def settings(self, **changes) -> ServiceSettings:
+        values = {"adapt_batch": 8, "interval": 1, "skew": 1.0, "threads": 1, **changes}
+        found: ServiceSettings = ServiceSettings.checked(values)
+        return found
+
+    def ask(self, service, pixels) -> int:
+        answer = service.ask(pixels, 1).result(60)
+        service.answered_with(pixels, answer, True)
+        return answer.version
+
+    def test_a_full_disk_stops_neither_answers_nor_the_writer(
+        self, folder, stream, monkeypatch
+    ) -> None:
+        """What could not be written is written when there is room again."""
+        import errno
+        import os
+
+        pixels = torch.stack([(p * 255).byte() for p in stream.tasks[0].test.read(range(8))])
+        write, full = os.fsync, threading.Event()
+
+        def fails(handle: int) -> None:
+            if full.is_set():
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write(handle)
+
+        monkeypatch.setattr(os, "fsync", fails)
+        with opened(folder, self.settings(interval_wait=0.2)) as service:
+            full.set()
+            assert self.ask(service, pixels) == 1
+            until(lambda: "disk" in service.writer.trouble)
+            job = service.teach({"owl": pixels[:4], "fox": pixels[4:]}, "me")
+            assert job.ended.wait(60)
+            assert (job.state, "is full" in job.said) == ("failed", True)
+            assert self.ask(service, pixels) == 1
+            assert Learner.history_of(folder).head == 1
+            full.clear()
+            until(lambda: service.version > 1)
+            assert service.writer.trouble == ""
+        assert Learner.load(folder).digest() == service.writer.learner.digest()
+        assert not list(folder.rglob(".*.safetensors.*"))  # nothing half-written
+
+    def test_a_folder_that_cannot_be_written_is_one_sentence(self, folder, monkeypatch) -> None:
+        import dosapp.storage
+
+        def refuses(*_, **__):
+            raise OSError(30, "Read-only file system")
+
+        monkeypatch.setattr(dosapp.storage.tempfile, "mkstemp", refuses)
+        with opened(folder, self.settings()) as service:
+            dark = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
+            job = service.teach({"owl": dark, "fox": dark + 99}, "me")
+            assert job.ended.wait(60)
+            assert job.state == "failed"
+            assert "Read-only file system" in job.said
+            assert service.version == 1
+
+    def test_the_wall_clock_decides_nothing(self, folder, stream, monkeypatch) -> None:
+        """It jumps back an hour with every look; versions still follow each other."""
+        import datetime as module
+
+        class Backwards(module.datetime):
+            hours = 0
+
+            @classmethod
+            def now(cls, tz=None):
+                cls.hours += 1
+                return super().now(tz) - module.timedelta(hours=cls.hours)
+
+        monkeypatch.setattr(module, "datetime", Backwards)
+        monkeypatch.setattr(time, "time", lambda: -1.0)
+        pixels = (stream.tasks[0].test.read(range(8)) * 255).byte()
+        with opened(folder, self.settings()) as service:
+            for wanted in (2, 3):
+                self.ask(service, pixels)
+                until(lambda wanted=wanted: service.version == wanted)
+            assert service.rollback(2, "me") == 4
+        versions = Learner.history_of(folder).versions()
+        assert [v.number for v in versions] == [1, 2, 3, 4]
+        assert versions[1].created > versions[3].created
+
+
+def test_a_version_of_vit_b_16_costs_what_has_changed(tmp_path) -> None:
+    """At most 1.1 × (4 bytes per changed value and a bit per candidate): 60 MB, not 1.2 GB."""
+    from dosapp.bench.model import random_clip, vit_b_16
+
+    net = random_clip(vit_b_16())
+    learner = Learner(LearnerSettings(), net, fingerprint="random")
+    learner._origin = net.twin(list(net.weights()))
+    student, method = learner.student, learner.method
+    generator = torch.Generator().manual_seed(0)
+    scores = {n: torch.rand(w.shape, generator=generator) for n, w in net.first_mlp().items()}
+    mask = top_fraction(scores, 0.1)
+    student.choose(Selection(tuple(mask), mask, scores))
+    student.assign({n: net.weights()[n] + 1e-3 for n in mask}, mask)
+    method.best = {n: scores[n] * mask[n] for n in mask}
+    student.smooth(method.teacher, active=0.8, frozen=0.9999)
+    state = learner.state()
+    history = learner.history(tmp_path)
+    history.commit(state, "the first session")
+    history.checkpoint(state, learner.working())
+    size = (tmp_path / "versions" / "000001.safetensors").stat().st_size
+    changed = 3 * sum(int(m.sum()) for m in mask.values())  # student, teacher, scores
+    candidates = sum(m.numel() for m in mask.values())
+    assert candidates == 40_894_464
+    assert size <= 1.1 * (4 * changed + candidates / 8)
+    assert size < 60e6
+    again = learner.history(tmp_path).at(1).tensors
+    assert all(torch.equal(again[name], tensor) for name, tensor in state.tensors.items())
