@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dosapp import ranks
-from dosapp.backbones.base import Backbone, Expert
+from dosapp.backbones.base import Backbone, Captions, Expert, Pixels
 from dosapp.core.chance import torch_chance
 from dosapp.core.entries import Entries, either
 from dosapp.core.losses import clip_loss
@@ -80,6 +80,15 @@ class Student:
     def captions(self, net: Expert | None = None) -> Tensor:
         """Features `[C, D]` of the training caption of every class met."""
         return (net or self.net).encode_text([self.caption(name) for name in self.classes])
+
+    def begun(self, pixels: Tensor, twin: Backbone) -> tuple[Pixels, Captions]:
+        """A batch and the caption of every class met, for the student and a twin: what both would
+        compute alike is done. Where their trunks differ nothing is."""
+        captions = [self.caption(name) for name in self.classes]
+        mine, theirs = self.net.trunk(), twin.trunk()
+        if any(theirs[name] is not mine[name] for name in mine):
+            return pixels, captions
+        return self.net.begin_image(pixels), self.net.begin_text(captions)
 
     @torch.no_grad()
     def templates(self, net: Expert, names: Mapping[str, Prompts]) -> Tensor:

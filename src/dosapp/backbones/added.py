@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from dosapp.backbones.base import Backbone, Expert, Insert, Weights
+from dosapp.backbones.base import Backbone, Captions, Expert, Insert, Pixels, Weights
 
 A = TypeVar("A", bound="Added")
 
@@ -30,17 +30,26 @@ class Added:
     def scale(self) -> Tensor:
         return self.inner.scale
 
-    def encode_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
+    def encode_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
         return self.project_image(self.pool_image(pixels, insert))
 
-    def pool_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
+    def pool_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
         return self.inner.pool_image(pixels, insert)
 
     def project_image(self, pooled: Tensor) -> Tensor:
         return self.inner.project_image(pooled)
 
-    def encode_text(self, captions: Sequence[str]) -> Tensor:
+    def encode_text(self, captions: Captions) -> Tensor:
         return self.inner.encode_text(captions)
+
+    def begin_image(self, pixels: Tensor) -> Pixels:
+        return self.inner.begin_image(pixels)
+
+    def begin_text(self, captions: Sequence[str]) -> Captions:
+        return self.inner.begin_text(captions)
+
+    def trunk(self) -> Weights:
+        return self.inner.trunk()
 
     def weights(self) -> Weights:
         return {**self.inner.weights(), **self.extra}
