@@ -86,6 +86,20 @@ def test_optimizer_state_exists_only_for_the_selected_entries(student) -> None:
     assert all(w.grad is None for w in student.net.weights().values())
 
 
+def test_positions_are_small_and_held_once(student) -> None:
+    """Where twins can differ is where weights move, until they have moved elsewhere too."""
+    student.train_only(masked(student))
+    for name, entries in student._entries.items():
+        assert entries.where.dtype == torch.int32
+        assert student._apart[name] is entries.where
+    student.train_only(masked(student, 0.05))  # the same random numbers: inside the first
+    for name, entries in student._entries.items():
+        assert len(student._apart[name]) > len(entries.where)
+    student.train_only(masked(student))
+    for name, entries in student._entries.items():
+        assert student._apart[name] is entries.where
+
+
 def test_frozen_tensors_get_no_gradient(student) -> None:
     student.train_only(masked(student))
     assert {n for n, w in student.net.weights().items() if w.requires_grad} == set(

@@ -122,6 +122,7 @@ class Learner:
             student.choose(method.choose(student, batches(0)))
             self.caution.remember(student.chosen, self.sessions)
             method.begin_session(student, session)
+            student.forget_scores()
         taught = per_epoch * self.settings.epochs if student.chosen.names else 0
         reviews = method.reviews(student, per_epoch)
         total = taught + sum(review.steps for review in reviews)

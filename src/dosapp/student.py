@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from dosapp import ranks
 from dosapp.backbones.base import Backbone, Captions, Expert, Pixels
 from dosapp.core.chance import torch_chance
-from dosapp.core.entries import Entries, either
+from dosapp.core.entries import Entries, either, positions
 from dosapp.core.losses import clip_loss
 from dosapp.core.masks import Mask, Scores, gradient_scores, gradients
 from dosapp.core.momentum import smooth
@@ -168,6 +168,10 @@ class Student:
         self.chosen = selection
         self.train_only(selection)
 
+    def forget_scores(self) -> None:
+        """Whoever wanted to know why has read them; they are as large as the weights they rank."""
+        self.chosen = self.selection = replace(self.selection, scores=None)
+
     def train_only(self, selection: Selection) -> None:
         """Choose what may move from now on, with a fresh optimizer."""
         for entries in self._entries.values():
@@ -290,7 +294,7 @@ class Student:
             others = [twin.weights()[name] for twin in self._twins]
             found = [differs(other, mine[name]) for other in others if other is not mine[name]]
             moved = torch.stack(found).any(dim=0) if found else torch.zeros_like(mine[name]).bool()
-            self._apart[name] = either(moved.view(-1).nonzero().squeeze(1), entries.where)
+            self._apart[name] = either(positions(moved), entries.where)
 
     def smooth(self, teacher: Backbone, *, active: float, frozen: float) -> None:
         """Move a twin towards the student: `active` inside the mask, `frozen` outside."""

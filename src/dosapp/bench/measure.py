@@ -10,7 +10,7 @@ allreduce      bytes a step sends with several processes ÷ bytes of the dense c
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,24 +102,22 @@ class Sides:
     # What is held beside one model, in bytes
 
     def ours_held(self) -> int:
-        mine = self.student.net.weights()
-        theirs = self.method.teacher.weights()
-        entries = self.student._entries.values()
-        apart = [t for t in self.student._apart.values() if t is not None]
-        kept: list[Tensor] = [theirs[n] for n in theirs if theirs[n] is not mine[n]]
-        kept += [t for e in entries for t in (e.values, e.values.grad, e.where) if t is not None]
-        kept += list(self.student.optimizer_state().values())
-        kept += [*self.mask.values(), *apart]
-        largest = max(mine[n].numel() * mine[n].element_size() for n in self.mask)
-        return _bytes(kept) + largest  # one dense gradient is alive at a time
+        mine, theirs = self.student.net.weights(), self.method.teacher.weights()
+        entries, chosen = self.student._entries.values(), self.student.selection
+        kept: list[Tensor | None] = [theirs[n] for n in theirs if theirs[n] is not mine[n]]
+        kept += [t for e in entries for t in (e.values, e.values.grad, e.where)]
+        kept += [*self.student.optimizer_state().values(), *self.student._apart.values()]
+        kept += [*(chosen.mask or {}).values(), *(chosen.scores or {}).values()]
+        largest = max(mine[n].numel() * mine[n].element_size() for n in chosen.names)
+        return held(kept) + largest  # one dense gradient is alive at a time
 
     def plain_held(self) -> int:
-        weights = dict(self.plain.student.named_parameters())
-        kept = list(self.plain.teacher.parameters())
-        kept += [weights[n].grad for n in self.plain.names if weights[n].grad is not None]
+        weights = self.plain.weights()
+        kept: list[Tensor | None] = [*self.plain.teacher.parameters(), *self.mask.values()]
+        kept += [weights[name].grad for name in self.plain.names]
         states = self.plain.optimizer.state.values()
         kept += [t for state in states for t in state.values() if isinstance(t, Tensor)]
-        return _bytes([*kept, *self.mask.values()])
+        return held(kept)
 
     def reduced(self) -> float:
         """Gradients that a step sends, as a share of all candidates."""
@@ -164,8 +162,10 @@ def _stopwatch(student: Student) -> Iterator[list[float]]:
             delattr(owner, name)
 
 
-def _bytes(tensors: list[Any]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
+def held(tensors: Iterable[Tensor | None]) -> int:
+    """Bytes of all their storages, each counted once however many tensors look at it."""
+    found = [t.untyped_storage() for t in tensors if t is not None]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in found}.values())
 
 
 def bench(

@@ -49,7 +49,7 @@ class Plain:
     def begin(self, mask: Mask) -> None:
         """A phase: another mask, a fresh optimizer."""
         self.mask = mask
-        weights = [self._weights(self.student)[name] for name in self.names]
+        weights = [self.weights()[name] for name in self.names]
         self.optimizer = torch.optim.AdamW(weights, lr=self.lr, weight_decay=self.weight_decay)
 
     def lesson(self, pixels: Tensor, labels: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class Plain:
     def _step(self, loss: Tensor, active: float) -> None:
         self.optimizer.zero_grad()
         loss.backward()
-        weights, teacher = self._weights(self.student), self._weights(self.teacher)
+        weights, teacher = self.weights(), dict(self.teacher.named_parameters())
         with torch.no_grad():
             before = {name: weights[name].clone() for name in self.names}
             for name in self.names:
@@ -89,8 +89,8 @@ class Plain:
                 p = torch.where(self.mask[name], active, self.delta).to(weights[name])
                 teacher[name].mul_(p).add_((1 - p) * weights[name])
 
-    def _weights(self, model: Any) -> dict[str, Any]:
-        return dict(model.named_parameters())
+    def weights(self) -> dict[str, Any]:
+        return dict(self.student.named_parameters())
 
     def _images(self, model: Any, pixels: Tensor) -> Tensor:
         pixels = (pixels - self.mean.to(pixels)) / self.std.to(pixels)
