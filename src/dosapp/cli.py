@@ -113,8 +113,9 @@ def run(
     from dosapp.store import Store
     from dosapp.track import Tracked
 
-    with ranks.joined():
-        planned = plan(settings_from(config, {**flags, "options": parsed(options or [])}))
+    settings = settings_from(config, {**flags, "options": parsed(options or [])})
+    with ranks.joined(settings.device):
+        planned = plan(settings)
         place = folder or Store(Path("runs")).place(planned)
         with (
             ranks.writing(place) as here,

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dosapp.backbones.base import Backbone, Captions, Expert, Insert, Pixels, Weights
+from dosapp.settings import LearnerSettings
 
 A = TypeVar("A", bound="Added")
 
@@ -22,13 +23,19 @@ class Added:
 
     def __init__(self, inner: Backbone, extra: dict[str, Tensor]) -> None:
         self.inner = inner
-        self.extra = {name: nn.Parameter(t, requires_grad=False) for name, t in extra.items()}
+        device = inner.scale.device
+        self.extra = {n: nn.Parameter(t.to(device), requires_grad=False) for n, t in extra.items()}
         self.name, self.pixels, self.revision = inner.name, inner.pixels, inner.revision
         self.width, self.blocks, self.features = inner.width, inner.blocks, inner.features
 
     @property
     def scale(self) -> Tensor:
         return self.inner.scale
+
+    def compute(self, settings: LearnerSettings) -> None:
+        self.inner.compute(settings)
+        for weight in self.extra.values():
+            weight.data = weight.data.to(self.inner.scale.device)
 
     def encode_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
         return self.project_image(self.pool_image(pixels, insert))

@@ -1,11 +1,13 @@
 """What everything above asks of a two-tower model. Nobody else knows which library it came from."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from PIL import Image
 from torch import Tensor, nn
+
+from dosapp.settings import LearnerSettings
 
 if TYPE_CHECKING:
     from dosapp.backbones.blocks import Tokens
@@ -36,6 +38,10 @@ class Begun(Generic[Given]):
 
     def __len__(self) -> int:
         return len(self.tokens.rows)
+
+    def __getitem__(self, part: slice) -> "Begun[Given]":
+        tokens = replace(self.tokens, rows=self.tokens.rows[part], at=self.tokens.at[part])
+        return Begun(self.given[part], tokens)  # type: ignore[index]
 
 
 Pixels = Tensor | Begun[Tensor]  # [B, 3, H, W] in [0, 1]
@@ -77,6 +83,9 @@ class Backbone(Protocol):
 
     @property
     def scale(self) -> Tensor: ...
+
+    def compute(self, settings: LearnerSettings) -> None:
+        """From now on on that device, in that precision, so many images at a time, …"""
 
     def encode_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
         """`project_image` of `pool_image`."""

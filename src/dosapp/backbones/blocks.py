@@ -7,13 +7,16 @@ the last block's tokens only the one that is read has to ask and think; the othe
 """
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 from dosapp.backbones.base import Insert
 
@@ -36,14 +39,23 @@ class Tokens:
         return self.rows.gather(1, self.at[:, None, None].expand(-1, 1, self.rows.shape[2]))
 
 
-def walk(layers: Sequence[nn.Module], tokens: Tokens, insert: Insert | None = None) -> Tensor:
+def block(layer: Any, tokens: Tokens, prefix: Tensor | None, ending: bool) -> Tokens:
+    if not tokens.begun:
+        tokens = looked(layer, tokens, prefix, ending)
+    return thought(layer, tokens)
+
+
+def walk(
+    layers: Sequence[nn.Module],
+    tokens: Tokens,
+    insert: Insert | None = None,
+    through: Callable[[Any, Tokens, Tensor | None, bool], Tokens] = block,
+) -> Tensor:
     """The one place that goes through the blocks; what is read at the end `[B, W]`."""
     insert, entered, last = insert or Insert(), tokens.rows, len(layers) - 1
     for n, layer in enumerate(layers):
-        if not tokens.begun:
-            ending = n == last and n not in insert.joints
-            tokens = looked(layer, tokens, insert.prefixes.get(n), ending)
-        tokens = thought(layer, tokens)
+        ending = n == last and n not in insert.joints
+        tokens = through(layer, tokens, insert.prefixes.get(n), ending)
         if n in insert.joints:
             entered = insert.joints[n](entered, tokens.rows)
             tokens = replace(tokens, rows=entered)
@@ -109,3 +121,23 @@ def _causal(rows: Tensor, before: int = 0) -> Tensor:
     length = rows.shape[1]
     ahead = rows.new_full((length, length), -math.inf).triu(1)
     return torch.cat([rows.new_zeros(length, before), ahead], dim=1)
+
+
+def compiled(function: Callable[..., Tokens]) -> Callable[..., Tokens]:
+    """By torch.compile, or as it is, with a sentence, where that cannot be had."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the compiler speaks of its own future
+            torch.compile(torch.neg)(torch.ones(2))
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0][:120]
+        warnings.warn(f"torch.compile does not work here ({reason}); without it", stacklevel=3)
+        return function
+    torch._dynamo.config.recompile_limit = 64  # two towers, their ends, with and without gradients
+    found: Callable[..., Tokens] = torch.compile(function, dynamic=True)
+    return found
+
+
+def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Its activations are computed again in the backward instead of kept."""
+    return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)

@@ -9,9 +9,10 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from PIL import Image
@@ -20,8 +21,13 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from dosapp.backbones.base import Begun, Captions, Insert, Pixels
-from dosapp.backbones.blocks import Tokens, looked, walk
+from dosapp.backbones.blocks import Tokens, block, compiled, looked, recomputed, walk
+from dosapp.devices import device
 from dosapp.errors import BadInput, unknown
+from dosapp.settings import LearnerSettings
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from transformers import CLIPModel
@@ -64,6 +70,20 @@ def transformers() -> Any:
     return library
 
 
+def cast(encode: Callable[P, T]) -> Callable[P, T]:
+    """Products in the backbone's precision."""
+
+    @wraps(encode)
+    def wrapped(*args: P.args, **more: P.kwargs) -> T:
+        net: Any = args[0]
+        if net._precision is torch.float32:
+            return encode(*args, **more)
+        with torch.autocast(net.scale.device.type, net._precision):
+            return encode(*args, **more)
+
+    return wrapped
+
+
 class Clip:
     """A `CLIPModel`, its tokenizer and the way its pictures are prepared."""
 
@@ -81,6 +101,14 @@ class Clip:
         self._mean = torch.tensor(self.processing["image_mean"]).view(3, 1, 1)
         self._std = torch.tensor(self.processing["image_std"]).view(3, 1, 1)
         self._ids: dict[str, list[int]] = {}
+        self._precision, self._microbatch, self._through = torch.float32, 0, block
+
+    def compute(self, settings: LearnerSettings) -> None:
+        self.model.to(device(settings.device))
+        self._precision = getattr(torch, settings.precision)
+        self._microbatch = settings.microbatch
+        through = compiled(block) if settings.compile else block
+        self._through = recomputed(through) if settings.checkpointing else through
 
     # Features
 
@@ -93,13 +121,25 @@ class Clip:
         return self.project_image(self.pool_image(pixels, insert))
 
     def pool_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
+        """In microbatches, each of which is computed again in the backward: the gradient of the
+        whole batch's loss, which sums of losses of parts would not have. What a method inserts is
+        made for the whole batch, and goes through with it."""
+        size = self._microbatch
+        if not size or insert is not None or len(pixels) <= size:
+            return self._pool_image(pixels, insert)
+        parts = [pixels[first : first + size] for first in range(0, len(pixels), size)]
+        return torch.cat([recomputed(self._pool_image)(part) for part in parts])
+
+    @cast
+    def _pool_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
         vision = self.model.vision_model
         if isinstance(pixels, Begun) and insert is None:
             tokens = pixels.tokens
         else:
             tokens = self._patches(pixels.given if isinstance(pixels, Begun) else pixels, insert)
-        pooled: Tensor = vision.post_layernorm(walk(vision.encoder.layers, tokens, insert))
-        return pooled
+        read = walk(vision.encoder.layers, tokens, insert, self._through)
+        pooled: Tensor = vision.post_layernorm(read)
+        return pooled.to(self.scale)
 
     def _patches(self, pixels: Tensor, insert: Insert | None = None) -> Tokens:
         vision, pixels = self.model.vision_model, pixels.to(self.scale)
@@ -110,14 +150,17 @@ class Clip:
         first = rows.new_zeros(rows.shape[0], dtype=torch.long)  # (an exporter follows shapes only)
         return Tokens(vision.pre_layrnorm(rows), at=first)
 
+    @cast
     def project_image(self, pooled: Tensor) -> Tensor:
-        return normalize(self.model.visual_projection(pooled), dim=-1)
+        return normalize(self.model.visual_projection(pooled).to(self.scale), dim=-1)
 
+    @cast
     def encode_text(self, captions: Captions) -> Tensor:
         text = self.model.text_model
         tokens = captions.tokens if isinstance(captions, Begun) else self._words(captions)
-        pooled = text.final_layer_norm(walk(text.encoder.layers, tokens))
-        return normalize(self.model.text_projection(pooled), dim=-1)
+        read = walk(text.encoder.layers, tokens, through=self._through)
+        projected = self.model.text_projection(text.final_layer_norm(read))
+        return normalize(projected.to(self.scale), dim=-1)
 
     def _words(self, captions: Sequence[str]) -> Tokens:
         ids, text = self.tokens(captions).to(self.scale.device), self.model.text_model  # [C, L]
@@ -130,10 +173,12 @@ class Clip:
         head = rows[:1, :common] if common else None
         return Tokens(rows[:, common:], end - common, head, causal=True)
 
+    @cast
     def begin_image(self, pixels: Tensor) -> Begun[Tensor]:
         first = self.model.vision_model.encoder.layers[0]
         return Begun(pixels, looked(first, self._patches(pixels)))
 
+    @cast
     def begin_text(self, captions: Sequence[str]) -> Begun[Sequence[str]]:
         first = self.model.text_model.encoder.layers[0]
         return Begun(captions, looked(first, self._words(captions)))
