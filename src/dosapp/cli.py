@@ -409,19 +409,36 @@ def backbones(as_json: Json = False) -> None:
 @app.command()
 def bench(
     quick: Annotated[bool, typer.Option(help="fewer repetitions, and nothing at batch 64")] = False,
+    growth: Annotated[bool, typer.Option(help="also: with classes, batch, tasks seen")] = False,
+    model: Annotated[str, typer.Option(help="ViT-B-16, middle or small")] = "ViT-B-16",
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="write bench.json, .md and figures there")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Ratios to a plain implementation and to bare inference, ViT-B/16 with random weights."""
+    """Ratios to a plain implementation and to bare inference, on a CLIP with random weights."""
+    from dosapp.bench.growth import growth as grow
     from dosapp.bench.measure import bench as measure
-    from dosapp.bench.model import vit_b_16
+    from dosapp.bench.model import MODELS
+    from dosapp.report.speed import details, slopes, table, write_speed
 
-    with err.status("building ViT-B/16") as status:
-        found = measure(vit_b_16(), quick=quick, watch=status.update)
+    if model not in MODELS:
+        raise unknown("model", model, MODELS)
+    config = MODELS[model]()
+    with err.status(f"building {model}") as status:
+        found = {"model": model, **measure(config, quick=quick, watch=status.update)}
+        if growth:
+            found["growth"] = grow(config, repeats=1 if quick else 3, watch=status.update)
+    if folder is not None:
+        write_speed(found, folder)
     if as_json:
         print(json.dumps(found))
         return
-    for name, ratio in found["ratios"].items():
-        out.print(f"{name:<32} {'left out' if ratio is None else f'{ratio:.3f}'}", highlight=False)
+    print(f"{table(found)}\n{details(found)}", end="")
+    if growth:
+        print(f"\n{slopes(found['growth'])}", end="")
+    if folder is not None:
+        out.print(f"wrote {folder}/bench.json, .md and figures", highlight=False)
 
 
 history_app = typer.Typer(

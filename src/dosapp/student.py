@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from dosapp import ranks
 from dosapp.backbones.base import Backbone, Captions, Expert, Pixels
 from dosapp.core.chance import torch_chance
-from dosapp.core.entries import Entries, either, positions
+from dosapp.core.entries import Entries, either, few, positions
 from dosapp.core.losses import clip_loss
 from dosapp.core.masks import Mask, Scores, gradient_scores, gradients
 from dosapp.core.momentum import smooth
@@ -197,9 +197,8 @@ class Student:
         mask = selection.mask or {}
         self._entries = {n: Entries(weights[n], mask.get(n)) for n in selection.names}
         for name, entries in self._entries.items():
-            self._apart[name] = (
-                either(self._apart[name], entries.where) if name in self._apart else entries.where
-            )
+            known = self._apart.get(name, entries.where)
+            self._apart[name] = few(either(known, entries.where), entries.weight.numel())
         self._optimizer = None
         if self._entries:
             towers = self.net.towers()  # what a method adds has no reason to be near zero
@@ -311,7 +310,7 @@ class Student:
             others = [twin.weights()[name] for twin in self._twins]
             found = [differs(other, mine[name]) for other in others if other is not mine[name]]
             moved = torch.stack(found).any(dim=0) if found else torch.zeros_like(mine[name]).bool()
-            self._apart[name] = either(positions(moved), entries.where)
+            self._apart[name] = few(either(positions(moved), entries.where), moved.numel())
 
     def smooth(self, teacher: Backbone, *, active: float, frozen: float) -> None:
         """Move a twin towards the student: `active` inside the mask, `frozen` outside."""

@@ -23,6 +23,11 @@ def either(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return next((known for known in (other, one) if len(known) == len(found)), found)
 
 
+def few(found: Tensor | None, numel: int) -> Tensor | None:
+    """The positions while they are few; from a quarter on, going through all is no more work."""
+    return found if found is not None and len(found) <= numel // 4 else None
+
+
 class Entries:
     def __init__(self, weight: nn.Parameter, mask: Tensor | None) -> None:
         self.weight = weight
