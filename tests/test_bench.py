@@ -7,7 +7,7 @@ import torch
 
 from dosapp.bench.growth import growth, line
 from dosapp.bench.measure import KEYS, bench, race
-from dosapp.bench.model import small
+from dosapp.bench.model import middle, small
 from dosapp.bench.same import Differ, exact, near
 from dosapp.bench.sides import Sides, storages
 from dosapp.report.speed import TARGETS, UNMEASURED, slopes, table
@@ -95,3 +95,48 @@ def test_an_unknown_model_is_one_sentence() -> None:
 def test_it_can_all_be_measured() -> None:
     found = bench(small())
     assert all(ratio is not None for ratio in found["ratios"].values())
+
+
+def thinking(sides: Sides, step) -> dict[str, int]:
+    """Tokens that go through the first MLP layers in one step, by tower, of all models together."""
+    found = {"vision": 0, "text": 0}
+    models = [sides.student.net.model, sides.method.teacher.model]
+    models += [sides.plain.student, sides.plain.teacher]
+    hooks = []
+    for model in models:
+        for name, tower in (("vision", model.vision_model), ("text", model.text_model)):
+
+            def counted(module, given, made, name=name) -> None:
+                found[name] += made.shape[:2].numel()
+
+            hooks += [
+                layer.mlp.fc1.register_forward_hook(counted) for layer in tower.encoder.layers
+            ]
+    step()
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def test_the_work_of_a_step_is_what_the_arithmetic_needs() -> None:
+    """Counted, not timed: two image passes of ours against three; captions of 12 tokens of which 5
+    are shared, read by two experts, against 77 by two and once more for the loss."""
+    sides = Sides(middle()).sized(8, 20)
+    ours, plain = thinking(sides, sides.stream), thinking(sides, sides.plain_stream)
+    blocks, patches = 4, 6 * 6 + 1
+    assert plain["vision"] == 3 * 8 * patches * blocks
+    assert ours["vision"] == 2 * 8 * (patches * (blocks - 1) + 1)
+    assert plain["text"] == (2 * 20 + 8) * 77 * blocks
+    assert ours["text"] == 2 * ((20 * 7 + 5) * (blocks - 1) + 20)
+
+
+@pytest.mark.slow
+def test_ratios_do_not_fall() -> None:
+    """The guard: far below what is measured on a quiet machine, so that noise does not reach it."""
+    found = bench(middle(), quick=True)
+    ratios, more = found["ratios"], found["more"]
+    assert ratios["ttl_batch8_classes200"] > 3
+    assert ratios["allreduce"] == pytest.approx(0.1, abs=1e-4)
+    assert ratios["memory"] < 0.3
+    assert ratios["update_share"] < 0.3
+    assert more["evaluation_batch8_classes200"] > 3
