@@ -20,6 +20,7 @@ from dosapp.settings import RunSettings, parsed, read_yaml
 if TYPE_CHECKING:
     from dosapp.result import Result
     from dosapp.run import Watch
+    from dosapp.timing import Estimate
 
 app = typer.Typer(
     help="Dual-phase continual learning for CLIP: learn with labels, keep with the stream.",
@@ -213,9 +214,7 @@ def reproduce(
         for one in planned:
             print(command(one))
         with err.status("measuring a few steps of each kind of run"):
-            cost = estimate(planned)
-        hours, memory = cost.seconds / 3600, f", {cost.memory:.0f} MB each" if cost.memory else ""
-        err.print(f"{cost.runs} runs, about {hours:.1f} hours one after the other{memory}")
+            err.print(_costs(estimate(planned)), highlight=False)
         return
     failed: list[Outcome] = []
     if not ledger:
@@ -238,6 +237,54 @@ def reproduce(
         out.print(f"wrote {place}.md and .json", highlight=False)
     if failed:
         raise BadInput(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
+
+
+def _costs(cost: "Estimate") -> str:
+    hours, memory = cost.seconds / 3600, f", {cost.memory:.0f} MB each" if cost.memory else ""
+    time = f"{hours:.1f} hours" if hours >= 0.1 else f"{cost.seconds:.0f} seconds"
+    return f"{cost.runs} run(s), about {time} one after the other{memory}"
+
+
+@app.command()
+@with_settings(RunSettings)
+def estimate(
+    flags: dict[str, Any],
+    config: Config = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="a GPU that is not here, by name, instead of this machine")
+    ] = None,
+    options: SetOption = None,
+    as_json: Json = False,
+) -> None:
+    """What a run, or every run of a grid's file, would cost: time and memory. An estimate."""
+    from dosapp.grid import plan as every
+    from dosapp.plan import settings_from
+    from dosapp.timing import USED, gpus
+    from dosapp.timing import estimate as predict
+
+    many = config is not None and bool({"runs", "seeds"} & set(read_yaml(config)))
+    if many and (flags or options):
+        raise BadInput(f"'{config}' describes many runs; flags cannot change them here")
+    chosen = {**flags, "options": parsed(options or [])}
+    planned = every(config) if many and config else [settings_from(config, chosen)]
+    with err.status("measuring a few steps of each kind of run"):
+        cost = predict(planned, gpu)
+    assumed = None if gpu is None else {"gpu": gpu, **gpus()[gpu], "used": USED}
+    if as_json:
+        print(json.dumps({**vars(cost), "assumed": assumed}))
+        return
+    out.print(_costs(cost), highlight=False)
+    if gpu is None:
+        out.print("from a few steps on this machine as it is now", style="dim", highlight=False)
+        return
+    peak, share = gpus()[gpu], USED
+    out.print(
+        f"on {gpu}: {share['compute']:.0%} of {peak['float32']:g} TFLOP/s (half precision "
+        f"{peak['half']:g}) or {share['bandwidth']:.0%} of {peak['bandwidth']:g} GB/s, whichever "
+        f"takes longer; it has {peak['memory']:g} GB. Not measured.",
+        style="dim",
+        highlight=False,
+    )
 
 
 @app.command()
