@@ -32,10 +32,10 @@ format: $(READY)
 	$(BIN)/ruff check --fix src tests
 
 bench: $(READY)  ## ratios, on a quiet machine
-	$(BIN)/dosapp bench
+	$(BIN)/dosapp bench --growth --out bench
 
 pretrain: $(READY)  ## the embedded backbone, from nothing
 	$(BIN)/dosapp pretrain --out pretrained
 
 clean:
-	rm -rf .venv demo runs .mypy_cache .ruff_cache
+	rm -rf .venv demo runs bench .mypy_cache .ruff_cache

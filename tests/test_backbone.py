@@ -11,6 +11,7 @@ from PIL import Image
 from conftest import SHARED, shared_only
 from dosapp.backbones.base import Insert
 from dosapp.backbones.clip import TINY, Clip, load, transformers
+from dosapp.backbones.prompted import Pool, Prefixes
 from dosapp.core.masks import share
 from dosapp.errors import BadInput
 
@@ -58,6 +59,31 @@ def test_a_common_beginning_is_read_once_and_changes_nothing(tiny) -> None:
     direction = torch.randn_like(alone)
     grads = [torch.autograd.grad((f * direction).sum(), weight)[0] for f in (alone, together)]
     torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-4)
+
+
+def test_what_has_begun_ends_with_the_same_features(tiny) -> None:
+    """Pictures and captions through the trunk, also where a method adds something on the way."""
+    pixels = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    captions = [f"a photo of a {n}." for n in ("red plain circle", "star", "blue star", "heart")]
+    begun, words = tiny.begin_image(pixels), tiny.begin_text(captions)
+    assert torch.equal(tiny.encode_image(begun), tiny.encode_image(pixels))
+    assert torch.equal(tiny.encode_text(words), tiny.encode_text(captions))
+    more = Insert(torch.randn(3, 5, 128))
+    assert torch.equal(tiny.encode_image(begun, more), tiny.encode_image(pixels, more))
+    for wrapped in (Pool(tiny, 4, 2, 2, False, 0), Prefixes(tiny, 2, 3, 1, 1, 0)):
+        begun = wrapped.begin_image(pixels)
+        assert torch.equal(wrapped.encode_image(begun), wrapped.encode_image(pixels))
+
+
+def test_only_what_is_read_thinks_in_the_last_block(tiny) -> None:
+    seen: list[tuple[int, ...]] = []
+    for tower in (tiny.model.vision_model, tiny.model.text_model):
+        tower.encoder.layers[-1].mlp.fc1.register_forward_hook(
+            lambda module, given, made: seen.append(tuple(made.shape[:2]))
+        )
+    tiny.encode_image(torch.rand(3, 3, 32, 32))
+    tiny.encode_text([f"a photo of a {n}." for n in ("star", "blue star", "heart", "car", "dog")])
+    assert seen == [(3, 1), (5, 1)]
 
 
 def test_prompts_join_the_patches(tiny) -> None:

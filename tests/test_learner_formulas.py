@@ -10,6 +10,7 @@ from torch.nn.functional import normalize
 import checks
 from dosapp.backbones.added import within
 from dosapp.backbones.base import Insert
+from dosapp.backbones.blocks import Tokens, block
 from dosapp.backbones.prompted import Pool, Prefixes
 from dosapp.core.gaussian import RIDGE, Gaussians
 from dosapp.core.losses import class_loss, cross_entropy_to
@@ -154,8 +155,6 @@ class TestDualPrompt:
         torch.testing.assert_close(prefixed, plain)
 
     def test_attention_sees_prefixes_as_more_keys_and_values(self, tiny) -> None:
-        from dosapp.backbones.clip import prefixed
-
         layer, tokens = tiny.model.vision_model.encoder.layers[0], torch.randn(1, 3, 128)
         prefix, attention = torch.randn(2, 1, 2, 128), layer.self_attn
         seen = layer.layer_norm1(tokens)[0]
@@ -171,7 +170,10 @@ class TestDualPrompt:
             parts.append(share @ v[:, cut])
         middle = tokens[0] + attention.out_proj(torch.cat(parts, dim=1))
         by_hand = middle + layer.mlp(layer.layer_norm2(middle))
-        torch.testing.assert_close(prefixed(layer, tokens, prefix)[0], by_hand)
+        every = Tokens(tokens, at=torch.tensor([1]))
+        torch.testing.assert_close(block(layer, every, prefix, False).rows[0], by_hand)
+        ended = block(layer, every, prefix, True).rows[0]  # only what is read goes on
+        torch.testing.assert_close(ended, by_hand[1:2])
 
     def test_a_session_teaches_its_own_set_which_begins_where_the_last_ended(self, begun) -> None:
         learner, stream = begun("dualprompt", 1)

@@ -13,6 +13,7 @@ import checks
 from dosapp import methods
 from dosapp.grid import plan, rows_of
 from dosapp.metrics import DEFINITIONS
+from dosapp.report import speed
 from dosapp.report.tables import (
     COLUMNS,
     WITH_COSTS,
@@ -136,6 +137,15 @@ def test_the_tables_of_methods_are_the_reports() -> None:
         assert all(len(row.results) == 5 for row in part)
         assert markdown(part, short) in page
         assert paired(part, "DoSAPP") in page
+
+
+def test_the_tables_of_speed_are_what_was_measured() -> None:
+    """From the committed file of the benchmark; without one, nothing is claimed."""
+    file = ROOT / "results" / "bench" / "bench.json"
+    found = json.loads(file.read_text()) if file.exists() else None
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert speed.table(found) in page
+    assert speed.slopes(found and found.get("growth")) in page
 
 
 def test_every_method_has_its_paragraph() -> None:

@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+from dosapp.core.losses import clip_loss
 from dosapp.core.momentum import momentum
+from dosapp.core.pseudo import max_logit_labels
 from dosapp.data.base import Prompts
 from dosapp.errors import BadInput
+from dosapp.methods.dosapp import DoSAPP
 from dosapp.student import Selection, Student
 
 NAMES = ["red plain circle", "blue striped square", "green dotted star"]
@@ -83,6 +86,20 @@ def test_optimizer_state_exists_only_for_the_selected_entries(student) -> None:
     assert all(w.grad is None for w in student.net.weights().values())
 
 
+def test_positions_are_small_and_held_once(student) -> None:
+    """Where twins can differ is where weights move, until they have moved elsewhere too."""
+    student.train_only(masked(student))
+    for name, entries in student._entries.items():
+        assert entries.where.dtype == torch.int32
+        assert student._apart[name] is entries.where
+    student.train_only(masked(student, 0.05))  # the same random numbers: inside the first
+    for name, entries in student._entries.items():
+        assert len(student._apart[name]) > len(entries.where)
+    student.train_only(masked(student))
+    for name, entries in student._entries.items():
+        assert student._apart[name] is entries.where
+
+
 def test_frozen_tensors_get_no_gradient(student) -> None:
     student.train_only(masked(student))
     assert {n for n, w in student.net.weights().items() if w.requires_grad} == set(
@@ -154,6 +171,29 @@ def test_smoothing_where_twins_can_differ_is_smoothing_everywhere(student) -> No
             new = student.net.weights()[name].detach()
             wanted[name] = old + (new - old) * (1 - p)
             assert torch.equal(teacher.weights()[name], wanted[name])
+
+
+@pytest.mark.parametrize(("names", "times"), [("first_mlp", 1), ("towers", 2)])
+def test_two_experts_go_through_the_trunk_once_if_it_is_the_same(student, names, times) -> None:
+    """And label and learn as if each had gone alone."""
+    method = DoSAPP()
+    method.start(student)
+    student.train_only(Selection(tuple(getattr(student.net, names)())))
+    pixels, _ = batch()
+    student.step(student.clip_loss(*batch()))
+    method.after_stream_step(student)  # now they differ
+    passed = []
+    for net in (student.net, method.teacher):
+        for tower in (net.model.vision_model, net.model.text_model):
+            tower.encoder.layers[0].self_attn.q_proj.register_forward_hook(
+                lambda module, given, made: passed.append(len(made))
+            )
+    guess = method.stream_loss(student, pixels)
+    assert passed == [len(pixels), len(NAMES)] * times
+    mine, theirs = (student.logits(pixels, net) for net in (student.net, method.teacher))
+    assert torch.equal(guess.labels, max_logit_labels(theirs, mine))
+    images, texts = student.net.encode_image(pixels), student.captions()
+    assert torch.equal(guess.loss, clip_loss(images, texts[guess.labels], student.net.scale))
 
 
 def test_evaluation_features_are_cached_until_a_weight_moves(student) -> None:

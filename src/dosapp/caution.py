@@ -58,7 +58,7 @@ class Caution:
     @torch.inference_mode()
     def look(self, student: Student, method: Method, pixels: Tensor) -> View:
         """Ask the experts first, if anything depends on it."""
-        everything = torch.ones(len(pixels), dtype=torch.bool)
+        everything = torch.ones(len(pixels), dtype=torch.bool, device=pixels.device)
         if not (self.gate or self.temper or self.skew_aware) or not method.adapts:
             return View(everything)
         asked = torch.stack(
@@ -66,11 +66,11 @@ class Caution:
         )  # [experts, B, C]
         sure = asked.softmax(dim=2).max(dim=2)  # [experts, B]
         best = sure.values.argmax(dim=0)  # [B]
-        images, classes = torch.arange(len(pixels)), asked.shape[2]
+        images, classes = torch.arange(len(pixels), device=best.device), asked.shape[2]
         labels = sure.indices[best, images]
         if self.skew_aware:
             seen = labels.bincount(minlength=classes).float()
-            old = self.histogram if len(self.histogram) == classes else torch.zeros(classes)
+            old = self.histogram if len(self.histogram) == classes else torch.zeros_like(seen)
             self.histogram = MEMORY * old + seen
             student.skew = skew(self.histogram)
         trusted, rate = sure.values.max(dim=0).values >= self.gate, 1.0
@@ -95,8 +95,8 @@ class Caution:
         for name, score in chosen.scores.items():
             new = score * chosen.mask[name]
             old = self.scores.get(name, torch.zeros_like(new))
-            whose = self.owner.get(name, torch.zeros(new.shape, dtype=torch.int16))
-            self.owner[name] = torch.where(new > old, torch.tensor(session + 1).short(), whose)
+            whose = self.owner.get(name, torch.zeros_like(new, dtype=torch.int16))
+            self.owner[name] = torch.where(new > old, session + 1, whose)
             self.scores[name] = torch.maximum(old, new)
 
     def begin_stream(self, student: Student) -> None:

@@ -21,6 +21,7 @@ from dosapp.settings import LearnerSettings, RunSettings, parsed, read_yaml
 if TYPE_CHECKING:
     from dosapp.result import Result
     from dosapp.run import Watch
+    from dosapp.timing import Estimate
 
 app = typer.Typer(
     help="Dual-phase continual learning for CLIP: learn with labels, keep with the stream.",
@@ -114,8 +115,9 @@ def run(
     from dosapp.store import Store
     from dosapp.track import Tracked
 
-    with ranks.joined():
-        planned = plan(settings_from(config, {**flags, "options": parsed(options or [])}))
+    settings = settings_from(config, {**flags, "options": parsed(options or [])})
+    with ranks.joined(settings.device):
+        planned = plan(settings)
         place = folder or Store(Path("runs")).place(planned)
         with (
             ranks.writing(place) as here,
@@ -213,9 +215,7 @@ def reproduce(
         for one in planned:
             print(command(one))
         with err.status("measuring a few steps of each kind of run"):
-            cost = estimate(planned)
-        hours, memory = cost.seconds / 3600, f", {cost.memory:.0f} MB each" if cost.memory else ""
-        err.print(f"{cost.runs} runs, about {hours:.1f} hours one after the other{memory}")
+            err.print(_costs(estimate(planned)), highlight=False)
         return
     failed: list[Outcome] = []
     if not ledger:
@@ -238,6 +238,54 @@ def reproduce(
         out.print(f"wrote {place}.md and .json", highlight=False)
     if failed:
         raise BadInput(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
+
+
+def _costs(cost: "Estimate") -> str:
+    hours, memory = cost.seconds / 3600, f", {cost.memory:.0f} MB each" if cost.memory else ""
+    time = f"{hours:.1f} hours" if hours >= 0.1 else f"{cost.seconds:.0f} seconds"
+    return f"{cost.runs} run(s), about {time} one after the other{memory}"
+
+
+@app.command()
+@with_settings(RunSettings)
+def estimate(
+    flags: dict[str, Any],
+    config: Config = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="a GPU that is not here, by name, instead of this machine")
+    ] = None,
+    options: SetOption = None,
+    as_json: Json = False,
+) -> None:
+    """What a run, or every run of a grid's file, would cost: time and memory. An estimate."""
+    from dosapp.grid import plan as every
+    from dosapp.plan import settings_from
+    from dosapp.timing import USED, gpus
+    from dosapp.timing import estimate as predict
+
+    many = config is not None and bool({"runs", "seeds"} & set(read_yaml(config)))
+    if many and (flags or options):
+        raise BadInput(f"'{config}' describes many runs; flags cannot change them here")
+    chosen = {**flags, "options": parsed(options or [])}
+    planned = every(config) if many and config else [settings_from(config, chosen)]
+    with err.status("measuring a few steps of each kind of run"):
+        cost = predict(planned, gpu)
+    assumed = None if gpu is None else {"gpu": gpu, **gpus()[gpu], "used": USED}
+    if as_json:
+        print(json.dumps({**vars(cost), "assumed": assumed}))
+        return
+    out.print(_costs(cost), highlight=False)
+    if gpu is None:
+        out.print("from a few steps on this machine as it is now", style="dim", highlight=False)
+        return
+    peak, share = gpus()[gpu], USED
+    out.print(
+        f"on {gpu}: {share['compute']:.0%} of {peak['float32']:g} TFLOP/s (half precision "
+        f"{peak['half']:g}) or {share['bandwidth']:.0%} of {peak['bandwidth']:g} GB/s, whichever "
+        f"takes longer; it has {peak['memory']:g} GB. Not measured.",
+        style="dim",
+        highlight=False,
+    )
 
 
 @app.command()
@@ -409,19 +457,36 @@ def backbones(as_json: Json = False) -> None:
 @app.command()
 def bench(
     quick: Annotated[bool, typer.Option(help="fewer repetitions, and nothing at batch 64")] = False,
+    growth: Annotated[bool, typer.Option(help="also: with classes, batch, tasks seen")] = False,
+    model: Annotated[str, typer.Option(help="ViT-B-16, middle or small")] = "ViT-B-16",
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="write bench.json, .md and figures there")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Ratios to a plain implementation and to bare inference, ViT-B/16 with random weights."""
+    """Ratios to a plain implementation and to bare inference, on a CLIP with random weights."""
+    from dosapp.bench.growth import growth as grow
     from dosapp.bench.measure import bench as measure
-    from dosapp.bench.model import vit_b_16
+    from dosapp.bench.model import MODELS
+    from dosapp.report.speed import details, slopes, table, write_speed
 
-    with err.status("building ViT-B/16") as status:
-        found = measure(vit_b_16(), quick=quick, watch=status.update)
+    if model not in MODELS:
+        raise unknown("model", model, MODELS)
+    config = MODELS[model]()
+    with err.status(f"building {model}") as status:
+        found = {"model": model, **measure(config, quick=quick, watch=status.update)}
+        if growth:
+            found["growth"] = grow(config, repeats=1 if quick else 3, watch=status.update)
+    if folder is not None:
+        write_speed(found, folder)
     if as_json:
         print(json.dumps(found))
         return
-    for name, ratio in found["ratios"].items():
-        out.print(f"{name:<32} {'left out' if ratio is None else f'{ratio:.3f}'}", highlight=False)
+    print(f"{table(found)}\n{details(found)}", end="")
+    if growth:
+        print(f"\n{slopes(found['growth'])}", end="")
+    if folder is not None:
+        out.print(f"wrote {folder}/bench.json, .md and figures", highlight=False)
 
 
 app.command()(commands.serve)

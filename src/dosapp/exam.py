@@ -71,5 +71,5 @@ class Exam:
 
     def _nearest(self, expert: Expert, test: Labelled, names: Mapping[str, Prompts]) -> Rows:
         batches = (self.learner.logits(x, expert, names).argmax(dim=1) for x in test.batches(LOOK))
-        found: Rows = torch.cat(list(batches)).numpy()
+        found: Rows = torch.cat(list(batches)).cpu().numpy()
         return found

@@ -20,6 +20,7 @@ from dosapp.caution import Caution
 from dosapp.core.chance import chance
 from dosapp.data.base import Prompts, check_class_names
 from dosapp.data.views import Labelled
+from dosapp.devices import moved
 from dosapp.errors import BadInput, unknown
 from dosapp.history import History
 from dosapp.memory import Memory
@@ -74,9 +75,12 @@ class Learner:
         net = net or load_backbone(self.settings.backbone)
         self.fingerprint = fingerprint or net.fingerprint()  # of the backbone before any learning
         s = self.settings
+        net.compute(s)
+        self.device = net.scale.device
         self.method: Method = build(s.method, s.adapt, s.options)
         net = self.method.extend(Shared(net) if ranks.count() > 1 else net, s.seed)
-        self.student = Student(net, lr=s.rate, weight_decay=s.weight_decay, seed=s.seed)
+        half = s.precision == "float16"
+        self.student = Student(net, lr=s.rate, weight_decay=s.weight_decay, seed=s.seed, half=half)
         self.student.rivals = s.rivals
         self.memory = Memory(s.memory, s.seed)
         self.caution = Caution(s.gate, s.temper, s.skew_aware, s.readmit, s.readmit_every)
@@ -153,6 +157,7 @@ class Learner:
             student.choose(method.choose(student, batches(0)))
             self.caution.remember(student.chosen, self.sessions)
             method.begin_session(student, session)
+            student.forget_scores()
         taught = per_epoch * self.settings.epochs if student.chosen.names else 0
         reviews = method.reviews(student, per_epoch)
         total = taught + sum(review.steps for review in reviews)
@@ -217,25 +222,23 @@ class Learner:
         return np.array_split(random.permutation(count)[: count // size * size], count // size)
 
     def _batch(self, lessons: Labelled, labels: Tensor, rows: np.ndarray) -> Batch:
-        chosen = labels[torch.from_numpy(rows)]
-        return Batch(lessons.read(rows), chosen, torch.zeros(len(rows), dtype=torch.bool))
+        new = torch.zeros(len(rows), dtype=torch.bool)
+        parts = (lessons.read(rows), labels[torch.from_numpy(rows)], new)
+        return Batch(*(moved(part, self.device) for part in parts))
 
     def _replayed(self, batch: Batch, step: int) -> Batch:
         old = self.memory.draw(len(batch.labels), self.sessions, step)
         if old is None:
             return batch
-        pixels, labels = old
-        return Batch(
-            torch.cat([batch.pixels, pixels]),
-            torch.cat([batch.labels, labels]),
-            torch.cat([batch.replayed, torch.ones(len(labels), dtype=torch.bool)]),
-        )
+        again = (*old, torch.ones(len(old[1]), dtype=torch.bool))
+        both = zip((batch.pixels, batch.labels, batch.replayed), again, strict=True)
+        return Batch(*(torch.cat([now, moved(then, self.device)]) for now, then in both))
 
     # Learning without labels
 
     def adapt(self, images: "Images") -> Guess | None:
         """One online step on images that are then forgotten; None if the method does not adapt."""
-        pixels = self.pixels(images)
+        pixels = moved(self.pixels(images), self.device)
         if not self.sessions or not len(pixels):
             return None
         view = self.caution.look(self.student, self.method, pixels)
@@ -318,6 +321,7 @@ class Learner:
         tensors |= {f"caution/{n}": t for n, t in self.caution.tensors().items()}
         chosen = student.selection
         tensors |= {f"mask/{n}": m for n, m in (chosen.mask or {}).items()}
+        tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
         facts = {
             "classes": list(student.classes),
             "prompts": {name: asdict(student.prompts[name]) for name in student.classes},
@@ -339,7 +343,7 @@ class Learner:
             "method": self.method.scratch(),
             "chosen": (chosen.mask or {}) if apart else {},
         }
-        tensors = {f"{part}/{n}": t for part, held in parts.items() for n, t in held.items()}
+        tensors = {f"{part}/{n}": t.cpu() for part, held in parts.items() for n, t in held.items()}
         return State(tensors, {"chosen": _described(chosen)} if apart else {})
 
     def restore(self, state: State, working: State | None = None) -> None:
@@ -350,7 +354,8 @@ class Learner:
             student.meet([name], Prompts(words["train"], tuple(words["evaluate"])))
         self.sessions, student.steps = facts["sessions"], facts["steps"]
 
-        scratch = working or State({}, {})
+        scratch = self._here(working or State())
+        state = self._here(state)
         moved = under("student/", state.tensors)
         student.train_only(Selection(tuple(moved)))  # twins stop sharing what has moved
         student.assign(moved)
@@ -364,8 +369,12 @@ class Learner:
         if "chosen" in scratch.facts:
             student.chosen = _selection(scratch.facts["chosen"], under("chosen/", scratch.tensors))
         if working is not None:
-            student.load_optimizer_state(under("optimizer/", working.tensors))
+            student.load_optimizer_state(under("optimizer/", scratch.tensors))
             self.memory.load(under("memory/", working.tensors))
+
+    def _here(self, state: State) -> State:
+        """From whatever device it was saved."""
+        return State({n: t.to(self.device) for n, t in state.tensors.items()}, state.facts)
 
     @classmethod
     def history_of(cls, folder: Path) -> History:
@@ -381,7 +390,7 @@ class Learner:
         if role in ("method", "mask", "caution"):
             return None
         found = self.origin.weights().get(name)
-        return None if found is None else found.detach()
+        return None if found is None else found.detach().cpu()
 
     @property
     def origin(self) -> Backbone:
@@ -437,12 +446,12 @@ class Learner:
         path = folder / "learner.json"
         facts = {
             "format": FORMAT,
-            "settings": self.settings.model_dump(mode="json"),
+            "settings": self.settings.model_dump(mode="json", exclude={"device"}),
             "fingerprint": self.fingerprint,
             "stores_images": self.settings.memory > 0 or self.method.stores_data,
         }
         if path.exists() and (
-            self._settings(folder) != self.settings
+            self._settings(folder, self.settings.device) != self.settings
             or read_json(path)["fingerprint"] != self.fingerprint
         ):
             raise BadInput(f"'{folder}' holds a learner with other settings; save elsewhere")
@@ -452,14 +461,17 @@ class Learner:
         write_json(path, facts)
 
     @classmethod
-    def load(cls, folder: Path | str, net: Backbone | None = None) -> "Learner":
-        """The learner as it was saved: same answers, and from the same batch the same next step."""
-        learner = cls.opened(Path(folder), net)
+    def load(
+        cls, folder: Path | str, net: Backbone | None = None, device: str = "cpu"
+    ) -> "Learner":
+        """The learner as it was saved: same answers, and from the same batch the same next step.
+        It may have lived on another device."""
+        learner = cls.opened(Path(folder), net, device)
         learner.restore(*last_whole(learner.history(Path(folder))))
         return learner
 
     @classmethod
-    def opened(cls, folder: Path, net: Backbone | None = None) -> "Learner":
+    def opened(cls, folder: Path, net: Backbone | None = None, device: str = "cpu") -> "Learner":
         """The learner of a folder as it was before anything was learned."""
         if not (folder / "learner.json").exists():
             raise BadInput(f"'{folder}' holds no learner: there is no learner.json in it")
@@ -468,7 +480,7 @@ class Learner:
             raise BadInput(
                 f"'{folder}' has format {known.get('format')}; this dosapp reads {FORMAT}"
             )
-        learner = cls(cls._settings(folder), net)
+        learner = cls(cls._settings(folder, device), net)
         if learner.fingerprint != known["fingerprint"]:
             raise BadInput(
                 f"'{folder}' was learned with a backbone of fingerprint {known['fingerprint']}, "
@@ -477,10 +489,10 @@ class Learner:
         return learner
 
     @staticmethod
-    def _settings(folder: Path) -> LearnerSettings:
+    def _settings(folder: Path, device: str) -> LearnerSettings:
         """Of the learner in a folder; settings that came later have their defaults."""
-        known = read_json(folder / "learner.json")
-        found: LearnerSettings = LearnerSettings.checked(known["settings"], str(folder))
+        known = read_json(folder / "learner.json")["settings"]
+        found: LearnerSettings = LearnerSettings.checked({**known, "device": device}, str(folder))
         return found
 
     def digest(self) -> str:

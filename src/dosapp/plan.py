@@ -152,7 +152,7 @@ def identity(
     """Everything that determines a result, and nothing that does not.
 
     The stream's hash stands for all that shapes it, the fingerprint for the backbone, the method
-    for its options and defaults.
+    for its options and defaults. Devices and microbatches round differently, no more.
     """
     s = settings
     return {
@@ -164,6 +164,7 @@ def identity(
         "stream": stream.hash,
         "backbone": net.fingerprint(),
         **careful(s),
+        **({} if s.precision == "float32" else {"precision": s.precision}),
     }
 
 

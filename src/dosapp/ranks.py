@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dosapp import devices
 from dosapp.errors import BadInput
 
 
@@ -30,12 +31,15 @@ def rank() -> int:
 
 
 @contextmanager
-def joined() -> Iterator[None]:
-    """Find the others, if torchrun started some. (gloo: backbones live on the CPU so far.)"""
+def joined(device: str = "cpu") -> Iterator[None]:
+    """Find the others, if torchrun started some; tensors on GPUs do not go through the host."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield
         return
-    dist.init_process_group("gloo")
+    kind = devices.device(device)
+    if kind.type == "cuda":
+        torch.cuda.set_device(kind)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if kind.type == "cuda" else "gloo")
     try:
         yield
     finally:

@@ -192,7 +192,7 @@ class Experiment:
                 guess = self.learner.adapt(pixels)
             if guess is not None:
                 answer = truth[n * size : n * size + len(pixels)]
-                progress.right[t] += int((guess.labels.numpy() == answer).sum())
+                progress.right[t] += int((guess.labels.cpu().numpy() == answer).sum())
                 progress.guessed[t] += len(pixels)
                 progress.differed[t] += guess.disagreement * len(pixels)
             self.watch.stream(t, n + 1, batches)
@@ -329,13 +329,14 @@ class Experiment:
                 name: importlib.metadata.version(name)
                 for name in ("dosapp", "torch", "transformers", "numpy")
             },
-            machine=_machine(),
+            machine=_machine(self.learner.device.type),
             finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
 
 
-def _machine() -> str:
+def _machine(device: str) -> str:
     said = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    said += "" if device == "cpu" else f", {device}"
     return said if ranks.count() == 1 else f"{said}, {ranks.count()} processes"
 
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -57,6 +57,14 @@ class LearnerSettings(Checked):
     skew_aware: bool = Field(False, description="teachers follow slower on a skewed stream")
     readmit: float = Field(0.0, ge=0, lt=1, description="share of the mask lent to past sessions")
     readmit_every: int = Field(10, ge=1, description="stream steps before the next are lent it")
+
+    device: str = Field("cpu", description="where it computes: cpu, cuda, mps, or auto")
+    precision: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="of the towers' products; weights and losses stay float32"
+    )
+    compile: bool = Field(False, description="compile the blocks with torch.compile")
+    microbatch: int = Field(0, ge=0, description="images encoded at a time; 0: the whole batch")
+    checkpointing: bool = Field(False, description="compute activations again in the backward")
 
     @property
     def rate(self) -> float:

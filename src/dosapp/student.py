@@ -14,15 +14,17 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dosapp import ranks
-from dosapp.backbones.base import Backbone, Expert
+from dosapp.backbones.base import Backbone, Captions, Expert, Pixels
 from dosapp.core.chance import torch_chance
-from dosapp.core.entries import Entries, either
+from dosapp.core.entries import Entries, either, few, positions
 from dosapp.core.losses import clip_loss
 from dosapp.core.masks import Mask, Scores, gradient_scores, gradients
 from dosapp.core.momentum import smooth
 from dosapp.data.base import Prompts
 from dosapp.errors import BadInput
-from dosapp.storage import differs
+from dosapp.storage import differs, under
+
+SCALE = 2.0**10  # of losses in float16, at first
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,13 @@ class Diverged(BadInput):
 
 class Student:
     def __init__(
-        self, net: Backbone, *, lr: float = 7.5e-6, weight_decay: float = 0.2, seed: int = 0
+        self,
+        net: Backbone,
+        *,
+        lr: float = 7.5e-6,
+        weight_decay: float = 0.2,
+        seed: int = 0,
+        half: bool = False,
     ) -> None:
         self.net = net
         self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
@@ -56,6 +64,9 @@ class Student:
         self.moved: set[str] = set()  # every weight that was ever allowed to move
         self._entries: dict[str, Entries] = {}
         self._optimizer: torch.optim.Optimizer | None = None
+        # In float16 a small gradient would be zero: losses are scaled up, and gradients down again.
+        kind = net.scale.device.type
+        self._scaler = torch.amp.GradScaler(kind, init_scale=SCALE, enabled=half)
         self._apart: dict[str, Tensor | None] = {}  # where twins can differ; None: anywhere
         self._twins: weakref.WeakSet[Backbone] = weakref.WeakSet()
         self._texts: weakref.WeakKeyDictionary[Expert, tuple[object, Tensor]] = (
@@ -81,6 +92,15 @@ class Student:
     def captions(self, net: Expert | None = None) -> Tensor:
         """Features `[C, D]` of the training caption of every class met."""
         return (net or self.net).encode_text([self.caption(name) for name in self.classes])
+
+    def begun(self, pixels: Tensor, twin: Backbone) -> tuple[Pixels, Captions]:
+        """A batch and the caption of every class met, for the student and a twin: what both would
+        compute alike is done. Where their trunks differ nothing is."""
+        captions = [self.caption(name) for name in self.classes]
+        mine, theirs = self.net.trunk(), twin.trunk()
+        if any(theirs[name] is not mine[name] for name in mine):
+            return pixels, captions
+        return self.net.begin_image(pixels), self.net.begin_text(captions)
 
     @torch.no_grad()
     def templates(self, net: Expert, names: Mapping[str, Prompts]) -> Tensor:
@@ -142,9 +162,11 @@ class Student:
     ) -> Iterator[dict[str, Tensor]]:
         """For each loss in turn; nothing moves. The same in every process."""
         with self._looking_at(weights):
-            for found in gradients(weights, losses) if weights else ():
+            scaled = (self._scaler.scale(loss) for loss in losses)
+            for found in gradients(weights, scaled) if weights else ():
                 ranks.average(list(found.values()))
-                yield found
+                scale = self._scaler.get_scale()
+                yield found if scale == 1 else {n: g / scale for n, g in found.items()}
 
     @contextmanager
     def _looking_at(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
@@ -165,6 +187,10 @@ class Student:
         self.chosen = selection
         self.train_only(selection)
 
+    def forget_scores(self) -> None:
+        """Whoever wanted to know why has read them; they are as large as the weights they rank."""
+        self.chosen = self.selection = replace(self.selection, scores=None)
+
     def train_only(self, selection: Selection) -> None:
         """Choose what may move from now on, with a fresh optimizer."""
         for entries in self._entries.values():
@@ -177,9 +203,8 @@ class Student:
         mask = selection.mask or {}
         self._entries = {n: Entries(weights[n], mask.get(n)) for n in selection.names}
         for name, entries in self._entries.items():
-            self._apart[name] = (
-                either(self._apart[name], entries.where) if name in self._apart else entries.where
-            )
+            known = self._apart.get(name, entries.where)
+            self._apart[name] = few(either(known, entries.where), entries.weight.numel())
         self._optimizer = None
         if self._entries:
             towers = self.net.towers()  # what a method adds has no reason to be near zero
@@ -224,14 +249,18 @@ class Student:
         if self._optimizer is None or loss.item() == 0 or rate == 0:
             return False
         self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        scale = self._scaler.get_scale()
+        self._scaler.scale(loss).backward()
         found = [e.values.grad for e in self._entries.values() if e.values.grad is not None]
         ranks.average(found)
         for entries in self._entries.values():
             entries.gather()
         for group in self._optimizer.param_groups:
             group["lr"] = group["usual"] * rate
-        self._optimizer.step()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        if self._scaler.get_scale() < scale:  # the gradient was not finite, and no step was taken
+            return False
         for entries in self._entries.values():
             entries.scatter()
         self.steps += 1
@@ -287,7 +316,7 @@ class Student:
             others = [twin.weights()[name] for twin in self._twins]
             found = [differs(other, mine[name]) for other in others if other is not mine[name]]
             moved = torch.stack(found).any(dim=0) if found else torch.zeros_like(mine[name]).bool()
-            self._apart[name] = either(moved.view(-1).nonzero().squeeze(1), entries.where)
+            self._apart[name] = few(either(positions(moved), entries.where), moved.numel())
 
     def smooth(self, teacher: Backbone, *, active: float, frozen: float) -> None:
         """Move a twin towards the student: `active` inside the mask, `frozen` outside."""
@@ -304,15 +333,21 @@ class Student:
     # Saving: what the next step needs besides the weights
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        return {
+        moments = {
             f"{name}/{key}": value
             for name, state in self._moments().items()
             for key, value in state.items()
         }
+        scaler = self._scaler.state_dict()  # empty unless it is in use
+        return moments | {f"scaler/{key}": torch.tensor(value) for key, value in scaler.items()}
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
+        scaler = under("scaler/", state)
+        self._scaler.load_state_dict({key: value.item() for key, value in scaler.items()})
         for path, value in state.items():
             name, _, key = path.rpartition("/")
+            if name == "scaler":
+                continue
             assert self._optimizer is not None
             self._optimizer.state[self._entries[name].values][key] = value.clone()
 

@@ -1,17 +1,25 @@
 """What runs cost: a few steps to estimate a grid, whole sessions in turns to compare methods.
 
 The machine may be shared, so comparisons are made inside one process, session by session in
-turns, and read as ratios.
+turns, and read as ratios. An estimate is no measurement: for this machine it is a few steps of each
+kind of run times their number; for a GPU that is not here, the floating-point operations of these
+steps and the bytes they move, over a share of what its maker promises.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import yaml
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
+from dosapp.errors import unknown
 from dosapp.learner import Learner
 from dosapp.peak import forget_peak, peak
 from dosapp.plan import Plan, plan
@@ -21,6 +29,9 @@ from dosapp.streams import Session
 
 ALIKE = {"seed", "stream_noise", "test_noise", "correlated", "one_class"}  # cost nothing
 LOOK = 4  # steps of each phase; the first one warms up and is not counted
+GPUS = Path(__file__).parent / "gpus.yaml"
+USED = {"compute": 0.4, "bandwidth": 0.7}  # shares of a GPU's peak that are assumed
+CONTEXT = 600e6  # bytes that a process holds on a GPU before the first tensor
 
 
 @dataclass(frozen=True)
@@ -30,8 +41,20 @@ class Estimate:
     memory: float | None  # MB, of the largest
 
 
-def estimate(planned: Sequence[RunSettings]) -> Estimate:
+@dataclass(frozen=True)
+class Part:
+    """Steps of one kind in a run: lessons, the stream's, batches of an examination."""
+
+    steps: float
+    seconds: float  # of one, here
+    operations: float = 0.0  # floating-point, of one
+    kept: float = 0.0  # bytes of activations that one keeps for its backward
+
+
+def estimate(planned: Sequence[RunSettings], gpu: str | None = None) -> Estimate:
     """From a few steps of each kind of run, times its number of steps."""
+    if gpu is not None and gpu not in gpus():
+        raise unknown("GPU", gpu, gpus())
     kinds: dict[str, list[RunSettings]] = {}
     for one in planned:
         kind = one.model_dump_json(exclude=ALIKE)
@@ -39,37 +62,100 @@ def estimate(planned: Sequence[RunSettings]) -> Estimate:
     seconds, most = 0.0, 0.0
     for same in kinds.values():
         forget_peak()
-        seconds += len(same) * _seconds(plan(same[0]))
-        most = max(most, peak() or 0.0)
+        found, held = parts(plan(same[0]), counted=gpu is not None)
+        if gpu is None:
+            each, memory = sum(part.steps * part.seconds for part in found), peak() or 0.0
+        else:
+            each = sum(part.steps * on(gpu, part, held, same[0].precision) for part in found)
+            memory = (CONTEXT + held + max(part.kept for part in found)) / 1e6
+        seconds, most = seconds + len(same) * each, max(most, memory)
     return Estimate(len(planned), seconds, most or None)
 
 
-def _seconds(planned: Plan) -> float:
+def gpus() -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = yaml.safe_load(GPUS.read_text())
+    return found
+
+
+def on(gpu: str, part: Part, held: float, precision: str) -> float:
+    """Seconds of a step: its arithmetic or its traffic, whichever takes longer. What is held is
+    read once forwards and once backwards, activations are written and read."""
+    peaks = gpus()[gpu]
+    speed = peaks["float32" if precision == "float32" else "half"] * 1e12 * USED["compute"]
+    traffic = (2 * held + 2 * part.kept) / (peaks["bandwidth"] * 1e9 * USED["bandwidth"])
+    return max(part.operations / speed, traffic)
+
+
+def parts(planned: Plan, *, counted: bool = False) -> tuple[list[Part], float]:
+    """What a run consists of, and the bytes its learner holds; operations only if counted."""
     s, stream = planned.settings, planned.stream
-    learner = Learner(s.learner().model_copy(update={"epochs": 1}), planned.net)
     sessions = [stream.session(t) for t in range(len(stream.groups))]
-    taught = sum(len(x.train) // min(s.batch, len(x.train)) for x in sessions) * s.epochs
+    passes = sum(len(x.train) // min(s.batch, len(x.train)) for x in sessions)
     streamed = sum(-(-len(x.unlabelled) // s.stream_batch) for x in sessions)
     first = sessions[0]
-    few = np.linspace(0, len(first.train) - 1, min(len(first.train), LOOK * s.batch)).astype(
-        np.int64
-    )
+    some = min(len(first.train), LOOK * s.batch)
+    few = np.linspace(0, len(first.train) - 1, some).astype(np.int64)
+    enough = -(-LOOK // (some // min(s.batch, some)))  # passes with so many steps in all
+    learner = Learner(s.learner().model_copy(update={"epochs": enough}), planned.net)
     lessons = learner.lessons(replace(first, train=first.train.only(few)))
-    lesson = _median(lambda: next(lessons, None))
+    lesson = _looked(lambda: next(lessons, None), s.epochs * passes, learner, counted)
     for _ in lessons:  # the stream begins when the session has ended
         pass
-    batches = first.unlabelled.batches(s.stream_batch)
-    adapt = _median(lambda: learner.adapt(next(batches, learner.pixels([]))))
-    return lesson * taught + adapt * streamed
+    pixels = next(first.unlabelled.batches(s.stream_batch), learner.pixels([]))
+    adapt = _looked(lambda: learner.adapt(pixels), streamed, learner, counted)
+    experts = learner.method.experts(learner.student)
+    test = stream.tasks[0].test
+    batch = test.read(np.arange(min(64, len(test))))
+    asked = [
+        sum(len(stream.tasks[j].test) for j in stream.seen(t)) for t in range(len(stream.groups))
+    ]
+    looks = len(experts) * sum(asked) * (2 if learner.method.adapts else 1) / max(1, len(batch))
+    expert = next(iter(experts.values()))
+    exam = _looked(lambda: learner.logits(batch, expert), looks, learner, counted)
+    return [lesson, adapt, exam], _held(learner)
 
 
-def _median(step: Callable[[], object]) -> float:
+def _looked(step: Callable[[], object], steps: float, learner: Learner, counted: bool) -> Part:
     taken = []
-    for _ in range(LOOK):
+    for _ in range(LOOK - counted):
         start = time.perf_counter()
         step()
         taken.append(time.perf_counter() - start)
-    return float(np.median(taken[1:]))
+    seconds = float(np.median(taken[1:]))
+    if not counted:
+        return Part(steps, seconds)
+    known, kept = set(map(_address, learner.student.net.weights().values())), {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if _address(tensor) not in known:
+            kept[_address(tensor)] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    # Attention as plain products, or they would not be counted on a CPU.
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        sdpa_kernel(SDPBackend.MATH),
+        FlopCounterMode(display=False) as counter,
+    ):
+        step()
+    return Part(steps, seconds, counter.get_total_flops(), sum(kept.values()))
+
+
+def _held(learner: Learner) -> float:
+    """Bytes of weights, of what twins do not share, and of the optimizer and its gradients."""
+    student = learner.student
+    moments = student.optimizer_state().values()
+    nets = [student.net, *learner.method.twins().values()]
+    weights = {_address(w): w for net in nets for w in net.weights().values()}
+    return _bytes(weights.values()) + 1.5 * _bytes(moments)
+
+
+def _bytes(tensors: Iterable[Tensor]) -> float:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def in_turns(rows: dict[str, RunSettings], folder: Path, measure: bool) -> dict[str, Any] | None:

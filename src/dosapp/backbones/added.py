@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from dosapp.backbones.base import Backbone, Expert, Insert, Weights
+from dosapp.backbones.base import Backbone, Captions, Expert, Insert, Pixels, Weights
+from dosapp.settings import LearnerSettings
 
 A = TypeVar("A", bound="Added")
 
@@ -22,7 +23,8 @@ class Added:
 
     def __init__(self, inner: Backbone, extra: dict[str, Tensor]) -> None:
         self.inner = inner
-        self.extra = {name: nn.Parameter(t, requires_grad=False) for name, t in extra.items()}
+        device = inner.scale.device
+        self.extra = {n: nn.Parameter(t.to(device), requires_grad=False) for n, t in extra.items()}
         self.name, self.pixels, self.revision = inner.name, inner.pixels, inner.revision
         self.width, self.blocks, self.features = inner.width, inner.blocks, inner.features
 
@@ -30,17 +32,31 @@ class Added:
     def scale(self) -> Tensor:
         return self.inner.scale
 
-    def encode_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
+    def compute(self, settings: LearnerSettings) -> None:
+        self.inner.compute(settings)
+        for weight in self.extra.values():
+            weight.data = weight.data.to(self.inner.scale.device)
+
+    def encode_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
         return self.project_image(self.pool_image(pixels, insert))
 
-    def pool_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
+    def pool_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
         return self.inner.pool_image(pixels, insert)
 
     def project_image(self, pooled: Tensor) -> Tensor:
         return self.inner.project_image(pooled)
 
-    def encode_text(self, captions: Sequence[str]) -> Tensor:
+    def encode_text(self, captions: Captions) -> Tensor:
         return self.inner.encode_text(captions)
+
+    def begin_image(self, pixels: Tensor) -> Pixels:
+        return self.inner.begin_image(pixels)
+
+    def begin_text(self, captions: Sequence[str]) -> Captions:
+        return self.inner.begin_text(captions)
+
+    def trunk(self) -> Weights:
+        return self.inner.trunk()
 
     def weights(self) -> Weights:
         return {**self.inner.weights(), **self.extra}

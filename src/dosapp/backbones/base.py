@@ -1,12 +1,18 @@
 """What everything above asks of a two-tower model. Nobody else knows which library it came from."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from PIL import Image
 from torch import Tensor, nn
 
+from dosapp.settings import LearnerSettings
+
+if TYPE_CHECKING:
+    from dosapp.backbones.blocks import Tokens
+
+Given = TypeVar("Given")
 Weights = Mapping[str, nn.Parameter]
 Joint = Callable[[Tensor, Tensor], Tensor]  # what entered a part, what left it → what goes on
 
@@ -20,6 +26,26 @@ class Insert:
         default_factory=dict
     )  # block → keys, values [2, B, P, W]
     joints: Mapping[int, Joint] = field(default_factory=dict)  # a part's last block → what follows
+
+
+@dataclass(frozen=True)
+class Begun(Generic[Given]):
+    """Pictures or captions that are through the trunk: they go wherever those go, for experts with
+    the same trunk. Who adds something on the way starts again from what was given."""
+
+    given: Given
+    tokens: "Tokens"
+
+    def __len__(self) -> int:
+        return len(self.tokens.rows)
+
+    def __getitem__(self, part: slice) -> "Begun[Given]":
+        tokens = replace(self.tokens, rows=self.tokens.rows[part], at=self.tokens.at[part])
+        return Begun(self.given[part], tokens)  # type: ignore[index]
+
+
+Pixels = Tensor | Begun[Tensor]  # [B, 3, H, W] in [0, 1]
+Captions = Sequence[str] | Begun[Sequence[str]]
 
 
 class Expert(Protocol):
@@ -58,16 +84,28 @@ class Backbone(Protocol):
     @property
     def scale(self) -> Tensor: ...
 
-    def encode_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
+    def compute(self, settings: LearnerSettings) -> None:
+        """From now on on that device, in that precision, so many images at a time, …"""
+
+    def encode_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
         """`project_image` of `pool_image`."""
 
-    def encode_text(self, captions: Sequence[str]) -> Tensor: ...
+    def encode_text(self, captions: Captions) -> Tensor: ...
 
-    def pool_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
+    def pool_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
         """`[B, W]`: what the image projection reads."""
 
     def project_image(self, pooled: Tensor) -> Tensor:
         """Unit features `[B, D]`."""
+
+    def begin_image(self, pixels: Tensor) -> Pixels:
+        """Through the trunk, for whoever has the same; or as they were, if that does not pay."""
+
+    def begin_text(self, captions: Sequence[str]) -> Captions:
+        """Likewise."""
+
+    def trunk(self) -> Weights:
+        """What is used before the first candidate, in either tower."""
 
     def weights(self) -> Weights:
         """All of them, by name: the towers', and what methods have put beside them."""

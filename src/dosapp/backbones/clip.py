@@ -1,26 +1,33 @@
 """CLIP through Hugging Face `transformers`, behind the `Backbone` protocol.
 
-The adapter walks the blocks of `CLIPModel` itself, in one function for both towers, because
-prompts, shared prefixes and a shared trunk have to enter between them. A test holds it to the
-library's own forward. `transformers` is imported late: it costs seconds.
+The adapter walks the blocks of `CLIPModel` itself (blocks.py), because prompts, shared prefixes and
+a shared trunk have to enter between them. A test holds it to the library's own forward.
+`transformers` is imported late: it costs seconds.
 """
 
 import copy
 import hashlib
 import json
-import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from PIL import Image
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.nn.functional import normalize, scaled_dot_product_attention
+from torch.nn.functional import normalize
 
-from dosapp.backbones.base import Insert
+from dosapp.backbones.base import Begun, Captions, Insert, Pixels
+from dosapp.backbones.blocks import Tokens, block, compiled, looked, recomputed, walk
+from dosapp.devices import device
 from dosapp.errors import BadInput, unknown
+from dosapp.settings import LearnerSettings
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from transformers import CLIPModel
@@ -30,6 +37,9 @@ KNOWN = {
     "ViT-B-32": "openai/clip-vit-base-patch32",
     "ViT-L-14": "openai/clip-vit-large-patch14",
 }
+TRUNK = re.compile(
+    r"(vision|text)_model\.(embeddings|pre_layrnorm|encoder\.layers\.0\.(self_attn|layer_norm1))\."
+)
 PAYS = 4  # captions from which on a common beginning is read once
 TINY = Path(__file__).parent / "tiny"
 
@@ -60,6 +70,20 @@ def transformers() -> Any:
     return library
 
 
+def cast(encode: Callable[P, T]) -> Callable[P, T]:
+    """Products in the backbone's precision."""
+
+    @wraps(encode)
+    def wrapped(*args: P.args, **more: P.kwargs) -> T:
+        net: Any = args[0]
+        if net._precision is torch.float32:
+            return encode(*args, **more)
+        with torch.autocast(net.scale.device.type, net._precision):
+            return encode(*args, **more)
+
+    return wrapped
+
+
 class Clip:
     """A `CLIPModel`, its tokenizer and the way its pictures are prepared."""
 
@@ -77,6 +101,14 @@ class Clip:
         self._mean = torch.tensor(self.processing["image_mean"]).view(3, 1, 1)
         self._std = torch.tensor(self.processing["image_std"]).view(3, 1, 1)
         self._ids: dict[str, list[int]] = {}
+        self._precision, self._microbatch, self._through = torch.float32, 0, block
+
+    def compute(self, settings: LearnerSettings) -> None:
+        self.model.to(device(settings.device))
+        self._precision = getattr(torch, settings.precision)
+        self._microbatch = settings.microbatch
+        through = compiled(block) if settings.compile else block
+        self._through = recomputed(through) if settings.checkpointing else through
 
     # Features
 
@@ -85,34 +117,71 @@ class Clip:
         scale: Tensor = self.model.logit_scale.exp()
         return scale
 
-    def encode_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
+    def encode_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
         return self.project_image(self.pool_image(pixels, insert))
 
-    def pool_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
-        insert, vision = insert or Insert(), self.model.vision_model
-        pixels = pixels.to(self.scale)
+    def pool_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
+        """In microbatches, each of which is computed again in the backward: the gradient of the
+        whole batch's loss, which sums of losses of parts would not have. What a method inserts is
+        made for the whole batch, and goes through with it."""
+        size = self._microbatch
+        if not size or insert is not None or len(pixels) <= size:
+            return self._pool_image(pixels, insert)
+        parts = [pixels[first : first + size] for first in range(0, len(pixels), size)]
+        return torch.cat([recomputed(self._pool_image)(part) for part in parts])
+
+    @cast
+    def _pool_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
+        vision = self.model.vision_model
+        if isinstance(pixels, Begun) and insert is None:
+            tokens = pixels.tokens
+        else:
+            tokens = self._patches(pixels.given if isinstance(pixels, Begun) else pixels, insert)
+        read = walk(vision.encoder.layers, tokens, insert, self._through)
+        pooled: Tensor = vision.post_layernorm(read)
+        return pooled.to(self.scale)
+
+    def _patches(self, pixels: Tensor, insert: Insert | None = None) -> Tokens:
+        vision, pixels = self.model.vision_model, pixels.to(self.scale)
         mean, std = self._mean.to(pixels), self._std.to(pixels)
-        tokens = vision.embeddings((pixels - mean) / std)  # [B, 1 + patches, W]
-        if insert.prompts is not None:
-            tokens = torch.cat([tokens[:, :1], insert.prompts, tokens[:, 1:]], dim=1)
-        tokens = walk(vision.encoder.layers, vision.pre_layrnorm(tokens), insert=insert)
-        pooled: Tensor = vision.post_layernorm(tokens[:, 0])
-        return pooled
+        rows = vision.embeddings((pixels - mean) / std)  # [B, 1 + patches, W]
+        if insert is not None and insert.prompts is not None:
+            rows = torch.cat([rows[:, :1], insert.prompts, rows[:, 1:]], dim=1)
+        first = rows.new_zeros(rows.shape[0], dtype=torch.long)  # (an exporter follows shapes only)
+        return Tokens(vision.pre_layrnorm(rows), at=first)
 
+    @cast
     def project_image(self, pooled: Tensor) -> Tensor:
-        return normalize(self.model.visual_projection(pooled), dim=-1)
+        return normalize(self.model.visual_projection(pooled).to(self.scale), dim=-1)
 
-    def encode_text(self, captions: Sequence[str]) -> Tensor:
-        ids = self.tokens(captions).to(self.scale.device)  # [C, L]
+    @cast
+    def encode_text(self, captions: Captions) -> Tensor:
         text = self.model.text_model
+        tokens = captions.tokens if isinstance(captions, Begun) else self._words(captions)
+        read = walk(text.encoder.layers, tokens, through=self._through)
+        projected = self.model.text_projection(text.final_layer_norm(read))
+        return normalize(projected.to(self.scale), dim=-1)
+
+    def _words(self, captions: Sequence[str]) -> Tokens:
+        ids, text = self.tokens(captions).to(self.scale.device), self.model.text_model  # [C, L]
         # The end token: the highest id where the config predates the explicit one (its value is 2).
         legacy = text.eos_token_id == 2
         end = (ids if legacy else (ids == text.eos_token_id).int()).argmax(dim=1)
+        rows = text.embeddings(ids)  # [C, L, W]
         same = int((ids == ids[0]).all(dim=0).cumprod(dim=0).sum())  # words all begin with
         common = min(same, int(end.min())) if len(ids) >= PAYS else 0
-        tokens = read(text.encoder.layers, text.embeddings(ids), common)
-        pooled = text.final_layer_norm(tokens[torch.arange(len(ids)), end - common])
-        return normalize(self.model.text_projection(pooled), dim=-1)
+        head = rows[:1, :common] if common else None
+        return Tokens(rows[:, common:], end - common, head, causal=True)
+
+    @cast
+    def begin_image(self, pixels: Tensor) -> Begun[Tensor]:
+        first = self.model.vision_model.encoder.layers[0]
+        return Begun(pixels, looked(first, self._patches(pixels)))
+
+    @cast
+    def begin_text(self, captions: Sequence[str]) -> Begun[Sequence[str]]:
+        first = self.model.text_model.encoder.layers[0]
+        return Begun(captions, looked(first, self._words(captions)))
 
     def tokens(self, captions: Sequence[str]) -> Tensor:
         """Token ids cut to the longest caption in use: attention is causal and the feature is read
@@ -131,6 +200,9 @@ class Clip:
 
     def weights(self) -> dict[str, nn.Parameter]:
         return dict(self.model.named_parameters())
+
+    def trunk(self) -> dict[str, nn.Parameter]:
+        return {n: w for n, w in self.weights().items() if TRUNK.match(n)}
 
     def towers(self) -> dict[str, nn.Parameter]:
         return self.weights()
@@ -234,63 +306,6 @@ class Clip:
         image = image.crop((left, top, left + crop, top + crop))
         data = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
         return data.view(crop, crop, 3).permute(2, 0, 1).contiguous()
-
-
-def walk(
-    layers: Iterable[nn.Module],
-    tokens: Tensor,
-    mask: Tensor | None = None,
-    insert: Insert | None = None,
-) -> Tensor:  # [B, L, W] → [B, L, W]
-    """The one place that goes through the blocks of a tower."""
-    insert, entered = insert or Insert(), tokens
-    for n, layer in enumerate(layers):
-        if n in insert.prefixes:
-            tokens = prefixed(layer, tokens, insert.prefixes[n])
-        else:
-            tokens = layer(tokens, mask)
-        if n in insert.joints:
-            tokens = entered = insert.joints[n](entered, tokens)
-    return tokens
-
-
-def read(layers: Sequence[nn.Module], tokens: Tensor, common: int = 0) -> Tensor:
-    """A causal walk `[C, L, W]` → `[C, L - common, W]`. The first tokens, which are the same in
-    every row, cannot see what follows: they are computed once, and the others look back at them."""
-    length = tokens.shape[1] - common
-    ahead = tokens.new_full((length, length), -math.inf).triu(1)
-    if not common:
-        return walk(layers, tokens, ahead[None, None])
-    mask = torch.cat([tokens.new_zeros(length, common), ahead], dim=1)
-    first = tokens.new_full((common, common), -math.inf).triu(1)[None, None]
-    head, tail = tokens[:1, :common], tokens[:, common:]
-    for layer in layers:
-        tail = prefixed(layer, tail, looked_at(layer, head).expand(2, len(tail), -1, -1), mask)
-        if layer is not layers[-1]:
-            head = walk([layer], head, first)
-    return tail
-
-
-def looked_at(layer: Any, tokens: Tensor) -> Tensor:
-    """The keys and values `[2, B, L, W]` of tokens."""
-    attention, seen = layer.self_attn, layer.layer_norm1(tokens)
-    return torch.stack([attention.k_proj(seen), attention.v_proj(seen)])
-
-
-def prefixed(layer: Any, tokens: Tensor, prefix: Tensor, mask: Tensor | None = None) -> Tensor:
-    """A block whose attention also sees keys and values `[2, B, P, W]` that nobody asks from."""
-    attention, seen = layer.self_attn, layer.layer_norm1(tokens)
-
-    def heads(x: Tensor) -> Tensor:  # [B, L, W] → [B, heads, L, W / heads]
-        return x.view(*x.shape[:2], -1, attention.head_dim).transpose(1, 2)
-
-    keys = torch.cat([prefix[0], attention.k_proj(seen)], dim=1)
-    values = torch.cat([prefix[1], attention.v_proj(seen)], dim=1)
-    queries = heads(attention.q_proj(seen))
-    found = scaled_dot_product_attention(queries, heads(keys), heads(values), mask)
-    tokens = tokens + attention.out_proj(found.transpose(1, 2).flatten(2))
-    after: Tensor = tokens + layer.mlp(layer.layer_norm2(tokens))
-    return after
 
 
 def read_processing(where: str) -> dict[str, Any]:

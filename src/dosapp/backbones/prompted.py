@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dosapp.backbones.added import Added
-from dosapp.backbones.base import Backbone, Insert
+from dosapp.backbones.base import Backbone, Insert, Pixels
 from dosapp.core.chance import torch_chance
 
 
@@ -23,7 +23,7 @@ class Keyed(Added):
     keys: str  # the name of their tensor
     near: Tensor
 
-    def query(self, pixels: Tensor) -> Tensor:
+    def query(self, pixels: Pixels) -> Tensor:
         """Features `[B, D]` without any prompt."""
         with torch.no_grad():
             return self.inner.encode_image(pixels)
@@ -57,7 +57,7 @@ class Pool(Keyed):
             found = votes.topk(self.take).indices.expand(len(likeness), -1)
         return found
 
-    def pool_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
+    def pool_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
         likeness = self.likeness(self.query(pixels))
         found = self.nearest(likeness)
         self.near = likeness.gather(1, found).sum(dim=1)
@@ -93,7 +93,7 @@ class Prefixes(Keyed):
         super().__init__(inner, extra)
         self.route = Route()
 
-    def pool_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
+    def pool_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
         likeness = self.likeness(self.query(pixels))[:, : max(1, self.route.known)]
         row = likeness.argmax(dim=1)
         if self.route.teaching:

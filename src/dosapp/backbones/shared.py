@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dosapp import ranks
 from dosapp.backbones.added import Added
-from dosapp.backbones.base import Backbone, Insert
+from dosapp.backbones.base import Backbone, Captions, Insert, Pixels
 
 
 class Shared(Added):
@@ -15,10 +15,16 @@ class Shared(Added):
     def __init__(self, inner: Backbone) -> None:
         super().__init__(inner, {})
 
-    def pool_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
+    def pool_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
         if insert is not None:  # made for the whole batch
             return self.inner.pool_image(pixels, insert)
         return ranks.shared(self.inner.pool_image, pixels)
 
-    def encode_text(self, captions: Sequence[str]) -> Tensor:
+    def encode_text(self, captions: Captions) -> Tensor:
         return ranks.shared(self.inner.encode_text, captions)
+
+    def begin_image(self, pixels: Tensor) -> Tensor:
+        return pixels  # through the trunk when they have been shared out
+
+    def begin_text(self, captions: Sequence[str]) -> Sequence[str]:
+        return captions

@@ -6,26 +6,35 @@ limit          ours on the stream ÷ 3.33 image forwards of the same batch, what
 memory         what ours holds beside one model ÷ what the plain one holds beside it
 update_share   optimizer and averaging, as a share of our step at batch 8
 allreduce      bytes a step sends with several processes ÷ bytes of the dense candidates
+
+Besides these: mask selection and evaluation, plain ÷ ours; `plain_…`, the plain step ÷ its counted
+forwards and backwards, each as long as a bare one; memory with the scores of past sessions, which
+both sides keep alike.
 """
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from dosapp.bench.model import pictures, random_clip
-from dosapp.bench.plain import Plain
-from dosapp.core.masks import Mask, top_fraction
-from dosapp.data.base import Prompts
-from dosapp.methods.dosapp import DoSAPP
-from dosapp.student import Selection, Student
+from dosapp.bench.same import exact, near
+from dosapp.bench.sides import Sides
 
-FORWARDS = 3.33  # student forward and backward to its inputs and candidates, teacher forward
+BACKWARD = 1.33  # to inputs and candidates: as much as the forward, and its fc1 part once more
+FORWARDS = 2 + BACKWARD  # student forward and backward, teacher forward
+KEYS = (
+    "ttl_batch64_classes100",
+    "ttl_batch8_classes200",
+    "supervised_batch64_classes10",
+    "limit",
+    "memory",
+    "update_share",
+    "allreduce",
+)
+Watch = Callable[[str], None]
 
 
 @dataclass
@@ -47,11 +56,17 @@ class Timed:
         return (high - low) / 2 / self.median
 
 
-def race(sides: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Timed]:
-    """One round warms up; then everybody once per round, in alternating order."""
+def race(
+    sides: Mapping[str, Callable[[], object]],
+    repeats: int,
+    before: Callable[[str], object] = lambda name: None,
+) -> dict[str, Timed]:
+    """One round warms up; then everybody once per round, in alternating order. What happens
+    `before` somebody's turn is not timed."""
     found = {name: Timed() for name in sides}
     for turn in range(repeats + 1):
         for name in sides if turn % 2 else reversed(list(sides)):
+            before(name)
             start = time.perf_counter()
             sides[name]()
             if turn:
@@ -59,164 +74,88 @@ def race(sides: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, T
     return found
 
 
-class Sides:
-    """Ours and the plain one, from the same random weights, with the same masks and batches."""
-
-    def __init__(self, config: Mapping[str, Any], classes: int, batch: int) -> None:
-        names = [f"class {n}" for n in range(classes)]
-        net, other = random_clip(config), random_clip(config)
-        self.floor = random_clip(config)
-        self.student = Student(net, lr=7.5e-6, weight_decay=0.2)
-        self.student.meet(names, Prompts(train="{}", evaluate=("{}",)))
-        self.method = DoSAPP()
-        self.method.start(self.student)
-        self.plain = Plain(other, names, lr=7.5e-6, weight_decay=0.2)
-        self.mask = self._mask()
-        self.student.train_only(Selection(tuple(self.mask), self.mask))
-        self.plain.begin(self.mask)
-        self.pixels = pictures(batch, net.pixels)
-        self.labels = torch.arange(batch) % min(classes, 10)
-
-    def _mask(self) -> Mask:
-        generator = torch.Generator().manual_seed(0)
-        weights = self.student.net.first_mlp()
-        return top_fraction(
-            {n: torch.rand(w.shape, generator=generator) for n, w in weights.items()}, 0.1
-        )
-
-    def ours_on_the_stream(self) -> Tensor:
-        guess = self.method.stream_loss(self.student, self.pixels)
-        assert guess.loss is not None
-        self.student.step(guess.loss)
-        self.method.after_stream_step(self.student)
-        return guess.labels
-
-    def ours_with_labels(self) -> None:
-        self.student.step(self.student.clip_loss(self.pixels, self.labels))
-        self.method.after_step(self.student)
-
-    @torch.inference_mode()
-    def bare(self) -> Tensor:
-        return self.floor.encode_image(self.pixels)
-
-    # What is held beside one model, in bytes
-
-    def ours_held(self) -> int:
-        mine = self.student.net.weights()
-        theirs = self.method.teacher.weights()
-        entries = self.student._entries.values()
-        apart = [t for t in self.student._apart.values() if t is not None]
-        kept: list[Tensor] = [theirs[n] for n in theirs if theirs[n] is not mine[n]]
-        kept += [t for e in entries for t in (e.values, e.values.grad, e.where) if t is not None]
-        kept += list(self.student.optimizer_state().values())
-        kept += [*self.mask.values(), *apart]
-        largest = max(mine[n].numel() * mine[n].element_size() for n in self.mask)
-        return _bytes(kept) + largest  # one dense gradient is alive at a time
-
-    def plain_held(self) -> int:
-        weights = dict(self.plain.student.named_parameters())
-        kept = list(self.plain.teacher.parameters())
-        kept += [weights[n].grad for n in self.plain.names if weights[n].grad is not None]
-        states = self.plain.optimizer.state.values()
-        kept += [t for state in states for t in state.values() if isinstance(t, Tensor)]
-        return _bytes([*kept, *self.mask.values()])
-
-    def reduced(self) -> float:
-        """Gradients that a step sends, as a share of all candidates."""
-        sent = sum(e.values.numel() for e in self.student._entries.values())
-        return sent / sum(w.numel() for w in self.student.net.first_mlp().values())
-
-    def update_share(self, repeats: int) -> float:
-        """The optimizer's part and the averaging, inside whole steps."""
-        shares = []
-        for _ in range(repeats):
-            with _stopwatch(self.student) as spent:
-                start = time.perf_counter()
-                self.ours_on_the_stream()
-                shares.append(spent[0] / (time.perf_counter() - start))
-        return statistics.median(shares)
-
-
-@contextmanager
-def _stopwatch(student: Student) -> Iterator[list[float]]:
-    """Seconds in everything of a step that is not forward or backward."""
-    spent = [0.0]
-
-    def timed(call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*args: Any, **more: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return call(*args, **more)
-            finally:
-                spent[0] += time.perf_counter() - start
-
-        return wrapped
-
-    assert student._optimizer is not None
-    watched = [(student, "smooth"), (student._optimizer, "step")]
-    watched += [(e, name) for e in student._entries.values() for name in ("gather", "scatter")]
-    for owner, name in watched:
-        setattr(owner, name, timed(getattr(owner, name)))
-    try:
-        yield spent
-    finally:
-        for owner, name in watched:
-            delattr(owner, name)
-
-
-def _bytes(tensors: list[Any]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
 def bench(
-    config: Mapping[str, Any],
-    *,
-    quick: bool = False,
-    watch: Callable[[str], None] = lambda words: None,
+    config: Mapping[str, Any], *, quick: bool = False, watch: Watch = lambda words: None
 ) -> dict[str, Any]:
     """All figures, as one JSON object."""
-    repeats = 3 if quick else 7
-    ratios: dict[str, float | None] = {}
+    watch("checking that both do the same")
+    checks = {"float64": exact()}
+    sides, repeats = Sides(config), 2 if quick else 7
+    checks["float32"] = near(sides.sized(4, 10))
+    ratios: dict[str, float | None] = dict.fromkeys(KEYS)
+    more: dict[str, float] = {}
     seconds: dict[str, dict[str, Any]] = {}
 
-    def stream(batch: int, classes: int) -> tuple[Sides, dict[str, Timed]]:
-        watch(f"a step on the stream, batch {batch}, {classes} classes")
-        sides = Sides(config, classes, batch)
-        found = race(
-            {
-                "ours": sides.ours_on_the_stream,
-                "plain": lambda: sides.plain.adapt(sides.pixels),
-                "bare": sides.bare,
-            },
-            repeats,
-        )
-        name = f"ttl_batch{batch}_classes{classes}"
-        ratios[name] = found["plain"].median / found["ours"].median
-        seconds[name] = _told(found)
-        return sides, found
+    def raced(name: str, **runners: Callable[[], object]) -> dict[str, float]:
+        watch(name.replace("_", " "))
+        found = race(runners, repeats)
+        seconds[name] = {n: {"median": t.median, "spread": t.spread} for n, t in found.items()}
+        return {n: t.median for n, t in found.items()}
 
-    for name in ("ttl_batch64_classes100", "supervised_batch64_classes10", "limit"):
-        ratios[name] = None
-    sides, _ = stream(8, 200)
-    ratios["memory"] = sides.ours_held() / sides.plain_held()
+    def stream(batch: int, classes: int) -> dict[str, float]:
+        name = f"ttl_batch{batch}_classes{classes}"
+        sides.sized(batch, classes)
+        found = raced(
+            name, ours=sides.stream, plain=sides.plain_stream, bare=sides.bare, **_floors(sides)
+        )
+        ratios[name] = found["plain"] / found["ours"]
+        counted = (3 + BACKWARD) * found["images"] + 2 * found["texts"]
+        more[f"plain_{name}"] = found["plain"] / (counted + (1 + BACKWARD) * found["captions"])
+        return found
+
+    stream(8, 200)
+    ratios["memory"] = sides.held() / sides.plain_held()
+    more["memory_with_scores"] = (sides.held() + sides.scored()) / (
+        sides.plain_held() + sides.scored()
+    )
     ratios["update_share"] = sides.update_share(repeats)
     ratios["allreduce"] = sides.reduced()
     if not quick:
-        _, found = stream(64, 100)
-        ratios["limit"] = found["ours"].median / (FORWARDS * found["bare"].median)
-        watch("a step with labels, batch 64, 10 classes")
-        sides = Sides(config, 10, 64)
-        found = race(
-            {
-                "ours": sides.ours_with_labels,
-                "plain": lambda: sides.plain.lesson(sides.pixels, sides.labels),
-            },
-            repeats,
+        found = stream(64, 100)
+        ratios["limit"] = found["ours"] / (FORWARDS * found["bare"])
+        name = "supervised_batch64_classes10"
+        sides.sized(64, 10)
+        floors = _floors(sides)
+        found = raced(
+            name,
+            ours=sides.lesson,
+            plain=sides.plain_lesson,
+            images=floors["images"],
+            captions=floors["captions"],
         )
-        ratios["supervised_batch64_classes10"] = found["plain"].median / found["ours"].median
-        seconds["supervised_batch64_classes10"] = _told(found)
-    return {"ratios": ratios, "seconds": seconds, "threads": torch.get_num_threads()}
+        ratios[name] = found["plain"] / found["ours"]
+        once = found["images"] + found["captions"]
+        more[f"plain_{name}"] = found["plain"] / ((1 + BACKWARD) * once)
+    batch, classes = (8, 200) if quick else (64, 100)
+    sides.sized(batch, classes)
+    for what, ours, plain in (
+        ("selection", sides.selection, sides.plain_selection),
+        ("evaluation", sides.evaluation, sides.plain_evaluation),
+    ):
+        name = f"{what}_batch{batch}_classes{classes}"
+        found = raced(name, ours=ours, plain=plain)
+        more[name] = found["plain"] / found["ours"]
+    return {
+        "ratios": ratios,
+        "more": more,
+        "seconds": seconds,
+        "bytes": {"ours": sides.held(), "plain": sides.plain_held()},
+        "checks": checks,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
 
 
-def _told(found: Mapping[str, Timed]) -> dict[str, Any]:
-    return {n: {"median": t.median, "spread": t.spread} for n, t in found.items()}
+def _floors(sides: Sides) -> dict[str, Callable[[], object]]:
+    """A bare forward of each tower on the plain side, by the library: images, the captions of all
+    classes, and one caption per image."""
+    plain = sides.plain
+
+    def bare(encode: Callable[[Any, Any], object], rows: object) -> Callable[[], object]:
+        return torch.inference_mode()(lambda: encode(plain.student, rows))
+
+    return {
+        "images": bare(plain.images, sides.pixels),
+        "texts": bare(plain.texts, plain.ids),
+        "captions": bare(plain.texts, plain.ids[sides.labels]),
+    }

@@ -45,6 +45,18 @@ def small() -> dict[str, Any]:
     return {"text_config": text, "vision_config": vision, "projection_dim": 24}
 
 
+def middle() -> dict[str, Any]:
+    """Large enough for ratios, small enough for a minute."""
+    text = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4}
+    vision = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 4}
+    text |= {"num_attention_heads": 4, "vocab_size": 512, "eos_token_id": 511, "bos_token_id": 510}
+    vision |= {"num_attention_heads": 4, "image_size": 96, "patch_size": 16}
+    return {"text_config": text, "vision_config": vision, "projection_dim": 128}
+
+
+MODELS = {"ViT-B-16": vit_b_16, "middle": middle, "small": small}
+
+
 def random_clip(config: Mapping[str, Any], seed: int = 0) -> Clip:
     library = transformers()
     made = library.CLIPConfig(**config)

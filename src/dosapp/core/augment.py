@@ -19,7 +19,7 @@ def augmented(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
     def between(low: float, high: float) -> Tensor:
         drawn = torch.rand(count, generator=generator)
-        return (low + (high - low) * drawn).view(-1, 1, 1, 1)
+        return (low + (high - low) * drawn).view(-1, 1, 1, 1).to(pixels.device)
 
     changed = pixels.clamp(0, 1) * between(0.6, 1.4)  # brightness
     grey = changed.mean(dim=(1, 2, 3), keepdim=True)
@@ -35,13 +35,13 @@ def augmented(pixels: Tensor, generator: torch.Generator) -> Tensor:
         mirror=torch.where(between(0, 1) < 0.5, -1.0, 1.0),
     )
     changed = _blurred(changed, between(0.001, 0.5))
-    noise = torch.randn(changed.shape, generator=generator)
+    noise = torch.randn(changed.shape, generator=generator).to(pixels.device)
     return (changed + 0.005 * noise).clamp(0, 1)
 
 
 def _coloured(pixels: Tensor, saturation: Tensor, turn: Tensor) -> Tensor:
     """Scale and turn the two colour axes; `turn` is a share of the circle."""
-    yiq = torch.einsum("ij,bjhw->bihw", TO_YIQ, pixels)
+    yiq = torch.einsum("ij,bjhw->bihw", TO_YIQ.to(pixels.device), pixels)
     angle = (2 * math.pi * turn).view(-1, 1, 1)
     i, q, strength = yiq[:, 1], yiq[:, 2], saturation.view(-1, 1, 1)
     turned = torch.stack(
@@ -52,7 +52,7 @@ def _coloured(pixels: Tensor, saturation: Tensor, turn: Tensor) -> Tensor:
         ],
         dim=1,
     )
-    return torch.einsum("ij,bjhw->bihw", torch.linalg.inv(TO_YIQ), turned)
+    return torch.einsum("ij,bjhw->bihw", torch.linalg.inv(TO_YIQ).to(pixels.device), turned)
 
 
 def _moved(
@@ -70,7 +70,7 @@ def _moved(
 
 def _blurred(pixels: Tensor, sigma: Tensor) -> Tensor:
     """A Gaussian of five pixels, along each axis in turn."""
-    place = torch.arange(-2.0, 3.0)
+    place = torch.arange(-2.0, 3.0, device=pixels.device)
     kernel = torch.exp(-(place**2) / (2 * sigma.view(-1, 1) ** 2))  # [B, 5]
     kernel = (kernel / kernel.sum(dim=1, keepdim=True)).view(-1, 5, 1, 1, 1)
     for dim, edge in ((2, (0, 0, 2, 2)), (3, (2, 2, 0, 0))):

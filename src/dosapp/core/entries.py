@@ -9,9 +9,23 @@ import torch
 from torch import Tensor, nn
 
 
+def positions(mask: Tensor) -> Tensor:
+    """Where a mask is True, flat and in order `[K]`, in the smallest integers that do."""
+    found = mask.flatten().nonzero().squeeze(1)
+    return found.int() if mask.numel() < 2**31 else found
+
+
 def either(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Flat positions in one list or the other, in order; None stands for all."""
-    return None if one is None or other is None else torch.cat([one, other]).unique()
+    """Positions in one list or the other, in order; None stands for all. Equal lists are one."""
+    if one is None or other is None:
+        return None
+    found = torch.cat([one, other]).unique()
+    return next((known for known in (other, one) if len(known) == len(found)), found)
+
+
+def few(found: Tensor | None, numel: int) -> Tensor | None:
+    """The positions while they are few; from a quarter on, going through all is no more work."""
+    return found if found is not None and len(found) <= numel // 4 else None
 
 
 class Entries:
@@ -22,7 +36,7 @@ class Entries:
             self.where, self.values = None, weight
             self._hook = None
         else:
-            self.where = mask.flatten().nonzero().squeeze(1)  # [K]
+            self.where = positions(mask)  # [K]
             self.values = nn.Parameter(self.gathered(weight.detach()))
             self._hook = weight.register_post_accumulate_grad_hook(self._take_gradient)
 
@@ -53,7 +67,7 @@ class Entries:
     @torch.no_grad()
     def scatter(self) -> None:
         if self.where is not None:
-            self.weight.view(-1).index_copy_(0, self.where, self.values)
+            self.weight.view(-1).index_copy_(0, self.where.long(), self.values)
 
     def release(self) -> None:
         if self._hook is not None:

@@ -23,7 +23,7 @@ class Gaussians:
         mean = features.mean(dim=0)
         centred = (features - mean).double()
         spread = centred.T @ centred / max(1, len(features) - 1)
-        ridge = RIDGE * torch.eye(features.shape[1], dtype=torch.float64)
+        ridge = RIDGE * torch.eye(features.shape[1], dtype=torch.float64, device=features.device)
         self.means[label] = mean
         self.factors[label] = torch.linalg.cholesky(spread + ridge).to(mean)
         self.session[label] = session
@@ -37,13 +37,14 @@ class Gaussians:
         shrink: by 0.9 + 0.1 · session / sessions so far, as in SLCA's code."""
         known = torch.tensor(sorted(self.means))
         labels = known[torch.randint(len(known), (count,), generator=generator)]
-        noise = torch.randn(count, len(self.means[int(known[0])]), generator=generator)
+        mean = self.means[int(known[0])]
+        noise = torch.randn(count, len(mean), generator=generator).to(mean.device)
         features = torch.empty_like(noise)
         for label in labels.unique().tolist():
             rows = labels == label
             shrink = 0.9 + 0.1 * self.session[label] / now
             features[rows] = self.means[label] * shrink + noise[rows] @ self.factors[label].T
-        return features, labels
+        return features, labels.to(mean.device)
 
     def forget(self, place: int) -> None:
         self.means, self.factors = closed_up(self.means, place), closed_up(self.factors, place)

@@ -77,9 +77,9 @@ def contrast(views: Tensor, temperature: float) -> Tensor:
     """
     count, instances = views.shape[:2]
     flat = views.reshape(count * instances, -1)
-    same = torch.arange(instances).repeat(count)
+    same = torch.arange(instances, device=views.device).repeat(count)
     logits = flat @ flat.T / temperature
-    itself = torch.eye(len(flat), dtype=torch.bool)
+    itself = torch.eye(len(flat), dtype=torch.bool, device=views.device)
     positive = (same[:, None] == same[None]) & ~itself
     logs = log_softmax(logits.masked_fill(itself, -torch.inf), dim=1)
     return -(logs.masked_fill(~positive, 0).sum(dim=1) / positive.sum(dim=1)).mean()

@@ -101,8 +101,8 @@ def readmitted(
             waiting = waiting[score[waiting].argsort(descending=True)]
             start = turn * room % len(waiting)
             lent.append(waiting.roll(-start)[:room])
-        back = torch.cat([*lent, torch.zeros(0, dtype=torch.long)])
         mine = flat.nonzero().squeeze(1)
+        back = torch.cat([*lent, mine[:0]])
         resting = mine[score[mine].argsort()[: len(back)]]
         now = flat.clone()
         now[resting], now[back] = False, True

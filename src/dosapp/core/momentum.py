@@ -42,7 +42,7 @@ def smooth(
         if at is None:
             theirs.copy_(between(theirs, mine, q))
         else:
-            theirs.index_copy_(0, at, between(theirs[at], mine[at], q))
+            theirs.index_copy_(0, at.long(), between(theirs[at], mine[at], q))
 
 
 def between(old: Tensor, new: Tensor, q: Tensor | float) -> Tensor:

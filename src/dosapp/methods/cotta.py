@@ -73,6 +73,8 @@ def drawn(student: Student, share: float, generator: torch.Generator) -> Mask:
     weights, mask = student.net.weights(), student.selection.mask or {}
     found = {}
     for name in student.selection.names:
-        hit = torch.rand(weights[name].shape, generator=generator) < share
+        hit = (torch.rand(weights[name].shape, generator=generator) < share).to(
+            weights[name].device
+        )
         found[name] = hit & mask[name] if name in mask else hit
     return found

@@ -98,9 +98,10 @@ class DoSAPP(Method):
         student.train_only(chosen)
 
     def stream_loss(self, student: Student, pixels: Tensor) -> Guess:  # lines 11 to 18
-        images, texts = student.net.encode_image(pixels), student.captions()
+        seen, words = student.begun(pixels, self.teacher)
+        images, texts = student.net.encode_image(seen), student.net.encode_text(words)
         with torch.inference_mode():
-            teacher = student.logits(pixels, self.teacher)
+            teacher = self.teacher.encode_image(seen) @ self.teacher.encode_text(words).T
             own = images @ texts.T
             labels = LABELLERS[self.labels](teacher, own)
             differ = (teacher.argmax(dim=1) != own.argmax(dim=1)).float().mean().item()

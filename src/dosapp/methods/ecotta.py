@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from dosapp.backbones.added import Added, within
-from dosapp.backbones.base import Backbone, Insert, Joint
+from dosapp.backbones.base import Backbone, Insert, Joint, Pixels
 from dosapp.core.chance import torch_chance
 from dosapp.core.losses import entropy
 from dosapp.methods.base import Batch, Guess, Method, Review, settings
@@ -40,7 +40,7 @@ class Meta(Added):
         super().__init__(inner, extra)
         self.strayed: list[Tensor] = []
 
-    def pool_image(self, pixels: Tensor, insert: Insert | None = None) -> Tensor:
+    def pool_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
         self.strayed = []
         joints = {end: self._joint(n) for n, end in enumerate(self.ends)}
         return self.inner.pool_image(pixels, replace(insert or Insert(), joints=joints))

@@ -262,8 +262,49 @@ def figures(rows: Sequence[Row]) -> dict[str, Figure]:
     return drawn | {name: figure for name, figure in found.items() if figure is not None}
 
 
-def write(figure: Figure, folder: Path, name: str) -> None:
-    for suffix in ("png", "svg", "pdf"):
+def sides(seconds: Mapping[str, Any]) -> Figure:
+    """The benchmark's steps, ours and the plain one's, each as a multiple of ours."""
+    with plt.rc_context(STYLE | {"axes.grid.axis": "x"}):
+        figure, axes = plt.subplots(figsize=(7.2, 0.8 + 0.6 * len(seconds)), layout="constrained")
+        colour_of = {"ours": OURS, "plain": TUNED, "bare": BOUND}
+        for n, times in enumerate(seconds.values()):
+            shown = {side: times[side] for side in colour_of if side in times}
+            for place, (side, time) in enumerate(shown.items()):
+                length = time["median"] / times["ours"]["median"]
+                axes.barh(n + 0.27 * (place - 1), length, 0.25, color=colour_of[side],
+                          xerr=time["spread"] * length,
+                          label=side if n == 0 else None)  # fmt: skip
+        names = [name.replace("_", " ") for name in seconds]
+        axes.set_yticks(range(len(names)), names, size=8)
+        axes.invert_yaxis()
+        axes.set(xlabel="time, as a multiple of ours")
+        axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+def growth(found: Mapping[str, Any]) -> Figure:
+    """Points and the line through them, for everything that can grow."""
+    heads = {
+        "classes": ("classes", "step, s"),
+        "batch": ("batch", "step, s"),
+        "tasks": ("tasks seen", "step ÷ bare forward"),
+        "bytes": ("tasks seen", "held beside one model, MB"),
+    }
+    with plt.rc_context(STYLE):
+        figure, grid = plt.subplots(2, 2, figsize=(7.2, 5.0), layout="constrained")
+        for axes, (name, (across, up)) in zip(grid.flat, heads.items(), strict=True):
+            one, times = found[name], 1e-6 if name == "bytes" else 1.0
+            x, y = np.array(one["x"], dtype=float), times * np.array(one["y"])
+            axes.plot(x, y, "o", ms=4, color=OURS)
+            axes.plot(x, times * (one["start"] + one["slope"] * x), lw=1, color=BOUND)
+            axes.set(xlabel=across, ylabel=up, ylim=(0, 1.15 * y.max()))
+    return figure
+
+
+def write(
+    figure: Figure, folder: Path, name: str, suffixes: Sequence[str] = ("png", "svg", "pdf")
+) -> None:
+    for suffix in suffixes:
         figure.savefig(
             folder / f"{name}.{suffix}",
             dpi=150,

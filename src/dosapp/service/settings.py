@@ -46,4 +46,5 @@ class ServiceSettings(Checked):
     rate: float = Field(0.0, ge=0, description="requests per second of one caller; 0: any")
     classes: int = Field(10_000, ge=1, description="classes in all")
     lessons: Path | None = Field(None, description="the folder that holds server-side lessons")
+    device: str = Field("cpu", description="cpu, cuda, mps or auto, whatever it was taught on")
     threads: int | None = Field(None, ge=1, description="of torch; none: half of the cores")
