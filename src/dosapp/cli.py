@@ -457,6 +457,7 @@ def backbones(as_json: Json = False) -> None:
 @app.command()
 def bench(
     quick: Annotated[bool, typer.Option(help="fewer repetitions, and nothing at batch 64")] = False,
+    repeats: Annotated[int | None, typer.Option(min=1, help="timed rounds [7, quick 2]")] = None,
     growth: Annotated[bool, typer.Option(help="also: with classes, batch, tasks seen")] = False,
     model: Annotated[str, typer.Option(help="ViT-B-16, middle or small")] = "ViT-B-16",
     folder: Annotated[
@@ -474,7 +475,10 @@ def bench(
         raise unknown("model", model, MODELS)
     config = MODELS[model]()
     with err.status(f"building {model}") as status:
-        found = {"model": model, **measure(config, quick=quick, watch=status.update)}
+        found = {
+            "model": model,
+            **measure(config, quick=quick, repeats=repeats, watch=status.update),
+        }
         if growth:
             found["growth"] = grow(config, repeats=1 if quick else 3, watch=status.update)
     if folder is not None:

@@ -75,12 +75,17 @@ def race(
 
 
 def bench(
-    config: Mapping[str, Any], *, quick: bool = False, watch: Watch = lambda words: None
+    config: Mapping[str, Any],
+    *,
+    quick: bool = False,
+    repeats: int | None = None,
+    watch: Watch = lambda words: None,
 ) -> dict[str, Any]:
     """All figures, as one JSON object."""
+    repeats = repeats or (2 if quick else 7)
     watch("checking that both do the same")
     checks = {"float64": exact()}
-    sides, repeats = Sides(config), 2 if quick else 7
+    sides = Sides(config)
     checks["float32"] = near(sides.sized(4, 10))
     ratios: dict[str, float | None] = dict.fromkeys(KEYS)
     more: dict[str, float] = {}
@@ -141,6 +146,7 @@ def bench(
         "seconds": seconds,
         "bytes": {"ours": sides.held(), "plain": sides.plain_held()},
         "checks": checks,
+        "repeats": repeats,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
