@@ -1,8 +1,12 @@
 """What the documents promise, done."""
 
+import contextlib
 import json
 import re
 import shlex
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,7 @@ import yaml
 from PIL import Image
 
 import checks
-from dosapp import methods
+from dosapp import Client, methods
 from dosapp.grid import plan, rows_of
 from dosapp.metrics import DEFINITIONS
 from dosapp.report import speed
@@ -49,14 +53,44 @@ def test_the_two_commands_are_the_makefiles() -> None:
         assert f"\n{target}: " in (ROOT / "Makefile").read_text()
 
 
-def test_every_dosapp_command_runs(tmp_path) -> None:
+def test_every_dosapp_command_runs(tmp_path, monkeypatch) -> None:
     (tmp_path / "configs").symlink_to(ROOT / "configs")
+    Image.new("RGB", (50, 40), (200, 90, 10)).save(tmp_path / "fox.jpg")
     extra = {"run": FLAGS, "grid": ["--dry-run"]}
-    for program, command, *words in (c for c in commands() if len(c) > 1):
-        if program == "dosapp":
+    with contextlib.ExitStack() as stack:
+        for program, command, *words in (c for c in commands() if len(c) > 1):
+            if program != "dosapp":
+                continue
+            if command == "serve":  # it goes on while the commands after it are tried
+                monkeypatch.setenv("DOSAPP_URL", stack.enter_context(serving(words, tmp_path)))
+                continue
             dosapp(command, *words, *extra.get(command, []), cwd=tmp_path)
     assert (tmp_path / "runs/x/result.json").exists()
     assert (tmp_path / "report/report.html").exists()
+
+
+@contextlib.contextmanager
+def serving(words: list[str], folder: Path):
+    """`dosapp serve` as the page says, on a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [
+        sys.executable,
+        "-m",
+        "dosapp",
+        "serve",
+        *(port if w == "8000" else w for w in words),
+    ]
+    with (
+        subprocess.Popen(command, cwd=folder) as process,
+        Client(f"http://127.0.0.1:{port}") as one,
+    ):
+        try:
+            one.wait(240)
+            yield one.url
+        finally:
+            process.terminate()
 
 
 def test_the_python_example_runs(tmp_path, monkeypatch) -> None:

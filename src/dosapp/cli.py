@@ -508,12 +508,14 @@ def drill(
 ) -> None:
     """Try a promise of the service on purpose: harmful streams, crashes, load, bad requests."""
     from dosapp.drills import hold
+    from dosapp.drills.figures import draw
     from dosapp.storage import write_json
 
     with err.status(name) as status:
         found = hold(name, quick, status.update)
     place = folder / f"{name}.json"
     write_json(place, found)
+    draw(name, found, folder)
     print(json.dumps(found, indent=1))
     out.print(f"wrote {place}", highlight=False)
 

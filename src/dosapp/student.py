@@ -147,11 +147,10 @@ class Student:
     def clip_loss(self, pixels: Tensor, labels: Tensor) -> Tensor:
         """Each image against the caption of its class, and against those of others if wanted."""
         images, texts = self.pairs(pixels, labels)
-        absent = sorted(set(range(len(self.classes))) - set(labels.tolist()))
-        if not self.rivals or not absent:
-            return clip_loss(images, texts, self.net.scale)
-        others = self.net.encode_text([self.caption(self.classes[n]) for n in absent])
-        return clip_loss(images, texts, self.net.scale, others)
+        present = set(labels.tolist()) if self.rivals else set(range(len(self.classes)))
+        absent = [self.caption(c) for n, c in enumerate(self.classes) if n not in present]
+        rivals = self.net.encode_text(absent) if absent else None
+        return clip_loss(images, texts, self.net.scale, rivals)
 
     def scores(self, weights: Mapping[str, Tensor], losses: Iterable[Tensor]) -> Scores:
         """How much each weight would like to move (Eq. 1); nothing moves yet."""
