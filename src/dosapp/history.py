@@ -84,7 +84,7 @@ class History:
         self.folder, self._base = folder, base
         self._head: tuple[int, str, dict[str, Tensor]] | None = None
         self._known: tuple[int, str, dict[str, Tensor]] = (0, "", {})  # replayed last
-        self._torn = False  # versions after the head cannot be read
+        self.torn = False  # something after the head cannot be read
 
     def exists(self) -> bool:
         return self._working.exists()
@@ -134,7 +134,11 @@ class History:
                 "working": working.facts,
             },
         )
-        write_record(self._working, record)
+        try:
+            write_record(self._working, record)
+        except BaseException:
+            self._head = None  # a version nobody acknowledged is not built upon
+            raise
 
     # Reading
 
@@ -162,16 +166,16 @@ class History:
                 break
         if number < self._first():
             return None
-        self._head, self._torn = self._replayed(number), True
+        self._head, self.torn = self._replayed(number), True
         return number, State(self._head[2], dict(self._described(number).facts))
 
     def _set_aside(self) -> None:
-        if self._torn and self._head is not None:
+        if self.torn and self._head is not None:
             for number in self._files():
                 if number > self._head[0]:
                     path = self._file(number)
                     path.replace(path.with_name(path.name + ".damaged"))
-            self._torn = False
+            self.torn = False
 
     @property
     def head(self) -> int:

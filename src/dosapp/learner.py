@@ -431,12 +431,12 @@ class Learner:
         forward again is another rollback. A memory keeps the pictures whose classes are known."""
         learner = cls.opened(Path(folder), net)
         history = learner.history(Path(folder))
-        _, working = history.resume()
+        state, working = history.resume()
         if "progress" in working.facts:
             raise BadInput(f"'{folder}' is the checkpoint of a run; copy it and roll back the copy")
         learner.restore(history.at(number))
         learner.memory.load(under("memory/", working.tensors))
-        learner.memory.forget_beyond(len(learner.classes))
+        learner.memory.follow(state.facts["classes"], learner.classes)
         history.commit(learner.state(), f"rolled back to version {number}")
         history.checkpoint(learner.state(), learner.working())
         return learner

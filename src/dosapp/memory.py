@@ -4,7 +4,7 @@ Task-balanced: after t sessions each keeps floor(capacity / t) pictures, chosen 
 batch is as large as the new one and is concatenated with it into one contrastive batch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -61,9 +61,11 @@ class Memory:
         self._keep([stay for stay, _ in pairs])
         self.labels = [labels for _, labels in pairs if len(labels)]
 
-    def forget_beyond(self, classes: int) -> None:
-        """Drop pictures of classes that are not known any more."""
-        self._keep([labels < classes for labels in self.labels])
+    def follow(self, old: Sequence[str], new: Sequence[str]) -> None:
+        """The classes are others: keep the pictures of those that are still there, by name."""
+        place = torch.tensor([new.index(name) if name in new else -1 for name in old])
+        self.labels = [place[labels] for labels in self.labels]
+        self._keep([labels >= 0 for labels in self.labels])
 
     def _keep(self, known: list[Tensor]) -> None:
         pictures = [p[k] for p, k in zip(self.pictures, known, strict=True) if k.any()]

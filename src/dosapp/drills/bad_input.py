@@ -44,7 +44,7 @@ def drill(
     codes: Counter[str] = Counter()
     wrong: list[str] = []
     with opened(folder, settings) as service:
-        client = TestClient(build(service), raise_server_exceptions=False)
+        client = TestClient(build(service), "http://127.0.0.1", raise_server_exceptions=False)
 
         def honest() -> Any:
             files = [("images", (f"{n}.png", data)) for n, data in enumerate(good[:2])]

@@ -19,7 +19,8 @@ from dosapp.errors import BadInput
 from dosapp.learner import Learner
 from dosapp.streams import Stream
 
-FLAGS = ("--adapt-batch", "8", "--interval", "4", "--skew", "1", "--disagreement", "1")
+FLAGS = ("--adapt-batch", "8", "--interval", "4", "--skew", "1", "--disagreement", "1",
+         "--keep", "10000")  # fmt: skip
 CLOSE = 1e-3  # scores depend on a batch's company in the last digits
 
 

@@ -137,19 +137,19 @@ def _teaching(app: FastAPI, desk: Desk) -> None:
         if kind == "multipart/form-data":
             fields, files = await desk.form(request)
             if "name" in fields:
-                pictures = await desk.apart(uploads.lesson, fields["name"], files)
+                pictures = await desk.studied(uploads.lesson, fields["name"], files)
             elif len(files) == 1:
-                pictures = await desk.apart(uploads.archive, files[0][1])
+                pictures = await desk.studied(uploads.archive, files[0][1])
             else:
                 raise BadInput("send one zip of class folders, or pictures and a field 'name'")
         elif kind == "application/json":
             body = await desk.json(request, Lesson)
             pictures = (
-                await desk.apart(uploads.folder, body.folder) if body.folder is not None else {}
+                await desk.studied(uploads.folder, body.folder) if body.folder is not None else {}
             )
         else:
             raise HTTPException(415, "send multipart/form-data or application/json")
-        job = await desk.apart(service.teach, pictures, who.name)
+        job = await desk.studied(service.teach, pictures, who.name)
         return job.facts()
 
     @app.get("/jobs")
@@ -164,23 +164,26 @@ def _teaching(app: FastAPI, desk: Desk) -> None:
     async def cancel(job: str, who: Teaches) -> dict[str, Any]:
         """Give a lesson up; it ends after its current step, and nothing has changed."""
         found = _there(service.job(job), f"job '{job[:40]}'")
-        await desk.apart(service.cancel, found, who.name)
+        service.cancel(found, who.name)
         return found.facts()
 
-    @app.post("/correct")
-    async def correct(body: Correction, who: Teaches) -> dict[str, Any]:
+    @app.post("/correct", openapi_extra=_bodies(Correction))
+    async def correct(request: Request, who: Teaches) -> dict[str, Any]:
         """What a picture really was. It joins the next session."""
+        body = await desk.json(request, Correction)
         pixels = await desk.apart(service.uploads.encoded, [body.image])
         waiting = await desk.apart(service.correct, pixels[0], body.label, who.name)
         return {"waiting": waiting}
 
-    @app.post("/classes/rename")
-    async def rename(body: Rename, who: Teaches) -> dict[str, Any]:
-        return {"version": await desk.apart(service.rename, body.name, body.to, who.name)}
+    @app.post("/classes/rename", openapi_extra=_bodies(Rename))
+    async def rename(request: Request, who: Teaches) -> dict[str, Any]:
+        body = await desk.json(request, Rename)
+        return {"version": await desk.ordered(service.rename, body.name, body.to, who.name)}
 
-    @app.post("/classes/remove")
-    async def remove(body: Name, who: Teaches) -> dict[str, Any]:
-        return {"version": await desk.apart(service.remove, body.name, who.name)}
+    @app.post("/classes/remove", openapi_extra=_bodies(Name))
+    async def remove(request: Request, who: Teaches) -> dict[str, Any]:
+        body = await desk.json(request, Name)
+        return {"version": await desk.ordered(service.remove, body.name, who.name)}
 
 
 def _keeping(app: FastAPI, desk: Desk) -> None:
@@ -199,36 +202,37 @@ def _keeping(app: FastAPI, desk: Desk) -> None:
     async def versions(
         who: Asks, last: Annotated[int, Query(ge=1, le=10_000)] = 100
     ) -> list[dict[str, Any]]:
-        found = await desk.apart(service.history.versions)
+        found = await desk.ordered(service.history.versions)
         return [_brief(version) for version in found[-last:]]
 
     @app.get("/versions/{number}")
     async def version(number: int, who: Asks) -> dict[str, Any]:
         try:
-            found = await desk.apart(service.history.version, number)
+            found = await desk.ordered(service.history.version, number)
         except BadInput as error:
             raise HTTPException(404, str(error)) from error
         return _brief(found) | {"classes": list(found.facts["classes"]), "parent": found.parent}
 
-    @app.post("/rollback")
-    async def rollback(body: Back, who: Teaches) -> dict[str, Any]:
+    @app.post("/rollback", openapi_extra=_bodies(Back))
+    async def rollback(request: Request, who: Teaches) -> dict[str, Any]:
         """What a version was, as a new version: nothing is lost."""
-        return {"version": await desk.apart(service.rollback, body.version, who.name)}
+        body = await desk.json(request, Back)
+        return {"version": await desk.ordered(service.rollback, body.version, who.name)}
 
     @app.post("/freeze")
     async def freeze(who: Teaches) -> dict[str, Any]:
         """Stop learning from the stream."""
-        await desk.apart(service.freeze, who.name)
+        await desk.ordered(service.freeze, who.name)
         return {"frozen": True}
 
     @app.post("/unfreeze")
     async def unfreeze(who: Teaches) -> dict[str, Any]:
-        await desk.apart(service.unfreeze, who.name)
+        await desk.ordered(service.unfreeze, who.name)
         return {"frozen": False}
 
     @app.get("/audit")
     async def audit(who: Teaches) -> list[dict[str, Any]]:
-        return await desk.apart(service.audit.last)
+        return await desk.ordered(service.audit.last)
 
     # How it is
 
@@ -281,16 +285,14 @@ def _brief(version: Any) -> dict[str, Any]:
     }
 
 
-def _bodies(model: type[BaseModel], field: str, tensor: bool = False) -> dict[str, Any]:
-    """What a route that reads several content types says about them."""
+def _bodies(model: type[BaseModel], field: str = "", tensor: bool = False) -> dict[str, Any]:
+    """What routes that read their bodies themselves, once they know who asks, say about them."""
     binary = {"type": "string", "format": "binary"}
     many = {"type": "array", "items": binary, "minItems": 1} if field == "images" else binary
-    kinds: dict[str, Any] = {
-        "application/json": {"schema": model.model_json_schema()},
-        "multipart/form-data": {
-            "schema": {"type": "object", "required": [field], "properties": {field: many}}
-        },
-    }
+    kinds: dict[str, Any] = {"application/json": {"schema": model.model_json_schema()}}
+    if field:
+        form = {"type": "object", "required": [field], "properties": {field: many}}
+        kinds["multipart/form-data"] = {"schema": form}
     if tensor:
         kinds |= {kind: {"schema": binary} for kind in ("application/octet-stream", "image/*")}
     return {"requestBody": {"required": True, "content": kinds}}

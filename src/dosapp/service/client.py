@@ -116,7 +116,7 @@ class Client:
     # Versions
 
     def versions(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._ask("GET", "/versions")
+        found: list[dict[str, Any]] = self._ask("GET", "/versions", params={"last": 10_000})
         return found
 
     def rollback(self, version: int) -> int:

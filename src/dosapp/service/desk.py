@@ -3,6 +3,7 @@
 import asyncio
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from fastapi import HTTPException, Request
@@ -12,6 +13,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from dosapp.errors import BadInput
 from dosapp.service.limits import Limits
+from dosapp.service.reader import Busy
 from dosapp.service.service import Service
 from dosapp.service.tokens import ANYBODY, Caller, Role
 
@@ -29,6 +31,7 @@ class InMemory(MultiPartParser):
 class Desk:
     def __init__(self, service: Service) -> None:
         self.service, self.limits = service, Limits(service.settings)
+        self._ordered = 0  # orders on their way
 
     def caller(self, role: Role) -> Callable[[Request], Caller]:
         """A dependency that lets only those through who may."""
@@ -52,9 +55,26 @@ class Desk:
         return found
 
     async def apart(self, call: Callable[..., T], *args: Any) -> T:
-        """In a thread: decoding and files must not hold up the others."""
+        """In a thread: decoding for an answer must not hold up the others."""
+        return await self._by(self.limits.hands, call, *args)
+
+    async def studied(self, call: Callable[..., T], *args: Any) -> T:
+        """The same for lessons, one after the other: they may be large."""
+        return await self._by(self.limits.readers, call, *args)
+
+    async def ordered(self, call: Callable[..., T], *args: Any) -> T:
+        """What may have to wait for the writer to finish a lesson, or for a disk."""
+        if self._ordered >= self.service.settings.orders:
+            raise Busy(f"{self._ordered} orders wait for the writer already; try again later")
+        self._ordered += 1
+        try:
+            return await self._by(self.limits.clerks, call, *args)
+        finally:
+            self._ordered -= 1
+
+    async def _by(self, pool: ThreadPoolExecutor, call: Callable[..., T], *args: Any) -> T:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.limits.hands, functools.partial(call, *args))
+        return await loop.run_in_executor(pool, functools.partial(call, *args))
 
     async def form(self, request: Request) -> tuple[dict[str, str], Files]:
         """Text fields, and files with their names, all in memory."""

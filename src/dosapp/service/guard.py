@@ -87,7 +87,7 @@ class Guard:
 
     def trusts(self, labels: Sequence[str], classes: int) -> bool:
         """Whether a batch may be learned from, by what was answered about it."""
-        return skew_of(Counter(labels), classes) <= self.settings.skew
+        return len(labels) > 1 and skew_of(Counter(labels), classes) <= self.settings.skew
 
     def against_interval(
         self, disagreement: float, before: float | None, after: float | None

@@ -18,14 +18,17 @@ from dosapp.service.reader import Busy
 from dosapp.service.settings import ServiceSettings
 
 CALLERS = 10_000  # whose rate is remembered
-LOCAL = {"localhost", "127.0.0.1", "::1", "testserver"}
+LOCAL = {"localhost", "127.0.0.1", "::1"}
 BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
 class Limits:
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
+        # Who decodes for an answer never waits for those who decode lessons or wait for the writer.
         self.hands = ThreadPoolExecutor(4, thread_name_prefix="hands")
+        self.readers = ThreadPoolExecutor(1, thread_name_prefix="lessons")
+        self.clerks = ThreadPoolExecutor(self.settings.orders, thread_name_prefix="clerks")
         self.going = 0  # requests
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._turn = threading.Lock()
@@ -62,10 +65,12 @@ class Limits:
     def is_own_page(self, request: Request) -> bool:
         """Without tokens, whoever reaches the loopback may do everything; a page of another site
         that a browser on this machine has open may not."""
-        host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-        origin = request.headers.get("origin")
-        same = origin is None or urlsplit(origin).netloc == request.headers.get("host", "")
-        return same and (host in LOCAL)
+        said, origin = request.headers.get("host", ""), request.headers.get("origin")
+        try:
+            host = urlsplit(f"//{said}").hostname
+            return host in LOCAL and (origin is None or urlsplit(origin).netloc == said)
+        except ValueError:
+            return False
 
     # Bodies and requests at once, before anything is read
 

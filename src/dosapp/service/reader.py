@@ -98,12 +98,14 @@ class Reader:
                 found += published.learner.predict(some, top)
         except Exception as error:
             for question in batch:
-                question.answer.set_exception(error)
+                if question.answer.set_running_or_notify_cancel():
+                    question.answer.set_exception(error)
         else:
             for question in batch:
                 mine, found = found[: len(question.pixels)], found[len(question.pixels) :]
                 cut = [Prediction(p.label, p.score, p.top[: question.top]) for p in mine]
-                question.answer.set_result(Answer(published.number, cut))
+                if question.answer.set_running_or_notify_cancel():  # somebody still waits
+                    question.answer.set_result(Answer(published.number, cut))
         finally:
             with self._counting:
                 self.waiting -= sum(len(q.pixels) for q in batch)

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ from dosapp.service.writer import Job, Writer
 from dosapp.storage import locked, read_json, write_json
 
 GLANCE = 0.2  # seconds between two looks of a replica
-PATIENCE = 600.0  # seconds an order waits for the writer
 
 
 class ReadOnly(Exception):
@@ -141,6 +140,8 @@ class Teaching(Service):
         frozen = read_json(self._place)["frozen"] if self._place.exists() else ""
         known = self.history.exists()
         learner = learner.at(*last_whole(self.history)) if known else learner.at(learner.state())
+        if self.history.torn:  # what could not be read is set aside before anybody asks for it
+            self.history.checkpoint(learner.state(), learner.working())
         self.uploads = Uploads(learner, s)
         if canary is None and s.canary is not None:
             self.canary = canary_in(s.canary, self.uploads)
@@ -160,10 +161,11 @@ class Teaching(Service):
     def _noted(self, what: str, facts: Mapping[str, Any]) -> None:
         """The writer has done something by itself, or has finished something."""
         who = str(facts.get("who", "guard"))
-        with contextlib.suppress(OSError):  # a full disk must not stop the writer
-            self.audit.write(what, who, {k: v for k, v in facts.items() if k != "who"})
-            if what == "froze":
+        with contextlib.suppress(OSError, BadInput):  # a full disk must not stop the writer
+            if what in ("froze", "unfroze"):
                 self._remember()
+        with contextlib.suppress(OSError):
+            self.audit.write(what, who, {k: v for k, v in facts.items() if k != "who"})
 
     def _remember(self) -> None:
         write_json(self._place, {"frozen": self.writer.frozen})
@@ -205,16 +207,18 @@ class Teaching(Service):
     def teach(self, pictures: Mapping[str, Tensor], who: str) -> Job:
         """New pictures, together with the corrections that have waited for them."""
         with self._turn:
+            waiting, self._corrections = self._corrections, {}
+        try:
             found = dict(pictures)
-            for name, more in self._corrections.items():
-                waiting = torch.stack(more)
-                found[name] = torch.cat([found[name], waiting]) if name in found else waiting
+            for name, more in waiting.items():
+                known = [found[name]] if name in found else []
+                found[name] = torch.cat([*known, torch.stack(more)])
             if not found:
                 raise BadInput("there is nothing to learn: no pictures, and no corrections wait")
-            job = self.writer.teach(found, who)
-            job.given_back = partial(self._wait_again, self._corrections)
-            self._corrections = {}
-        return job
+            return self.writer.teach(found, who, partial(self._wait_again, waiting))
+        except BaseException:
+            self._wait_again(waiting)
+            raise
 
     def _wait_again(self, corrections: Mapping[str, list[Tensor]]) -> None:
         """Their lesson came to nothing."""
@@ -242,37 +246,38 @@ class Teaching(Service):
         return list(self.writer.jobs.values())
 
     def cancel(self, job: Job, who: str) -> None:
-        self.writer.cancel(job)
-        self.audit.write("cancelled", who, {"job": job.id})
+        if not job.ended.is_set():
+            self.writer.cancel(job)
+            self._noted("cancelled", {"who": who, "job": job.id})
 
-    # Orders
+    # Orders: what is written down about them is written by the writer, whoever still waits
 
     def rollback(self, number: int, who: str) -> int:
         self.history.version(number)  # before the writer is troubled
-        made = self.writer.ask(lambda: self.writer.rollback(number, who)).result(PATIENCE)
-        self.audit.write("rolled back", who, {"to": number, "version": made})
-        return made
+        return self._ordered(
+            "rolled back", who, lambda: self.writer.rollback(number, who), to=number
+        )
 
     def rename(self, old: str, new: str, who: str) -> int:
         name = class_name(new)
-        made = self.writer.ask(lambda: self.writer.rename(old, name, who)).result(PATIENCE)
-        self.audit.write("renamed", who, {"class": old, "to": name, "version": made})
-        return made
+        return self._ordered("renamed", who, lambda: self.writer.rename(old, name, who), to=name)
 
     def remove(self, name: str, who: str) -> int:
-        made = self.writer.ask(lambda: self.writer.remove(name, who)).result(PATIENCE)
-        self.audit.write("removed", who, {"class": name, "version": made})
-        return made
+        return self._ordered("removed", who, lambda: self.writer.remove(name, who), name=name)
 
     def freeze(self, who: str) -> None:
-        self.writer.ask(lambda: self.writer.freeze(f"frozen by {who}")).result(PATIENCE)
-        self._remember()
-        self.audit.write("froze", who, {"version": self.version})
+        self._ordered("froze", who, lambda: self.writer.freeze(f"frozen by {who}"))
 
     def unfreeze(self, who: str) -> None:
-        self.writer.ask(self.writer.unfreeze).result(PATIENCE)
-        self._remember()
-        self.audit.write("unfroze", who, {"version": self.version})
+        self._ordered("unfroze", who, self.writer.unfreeze)
+
+    def _ordered(self, what: str, who: str, order: Callable[[], int], **facts: Any) -> int:
+        def carried_out() -> int:
+            version = order()
+            self._noted(what, {"who": who, **facts, "version": version})
+            return version
+
+        return self.writer.ask(carried_out).result()
 
 
 class Replica(Service):

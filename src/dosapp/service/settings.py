@@ -27,7 +27,7 @@ class ServiceSettings(Checked):
     canary_drop: float = Field(2.0, ge=0, description="points it may lose since the last session")
     session_drop: float = Field(10.0, ge=0, description="points a session may cost it")
     disagreement: float = Field(
-        0.5, gt=0, le=1, description="share of a batch experts may differ on"
+        0.05, gt=0, le=1, description="share of a batch experts may differ on"
     )
     skew: float = Field(
         0.9, gt=0, le=1, description="of a batch's answers, above which it is not learned"
@@ -41,6 +41,7 @@ class ServiceSettings(Checked):
     images: int = Field(256, ge=1, description="pictures in a request to predict")
     lesson_images: int = Field(20_000, ge=1, description="pictures in a lesson")
     queue: int = Field(1024, ge=1, description="pictures that wait for an answer, or to be learned")
+    orders: int = Field(8, ge=1, description="rollbacks and the like that wait for the writer")
     jobs: int = Field(8, ge=1, description="lessons that wait")
     requests: int = Field(128, ge=1, description="requests at once")
     rate: float = Field(0.0, ge=0, description="requests per second of one caller; 0: any")

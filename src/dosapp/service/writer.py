@@ -43,6 +43,7 @@ class Job:
     images: int
     who: str
     session: Session | None
+    given_back: Callable[[], None]  # what was taken for it, if nothing comes of it
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     state: Literal["waiting", "learning", "done", "refused", "failed", "cancelled"] = "waiting"
     step: int = 0
@@ -50,14 +51,13 @@ class Job:
     loss: float | None = None
     version: int | None = None
     said: str = ""
-    given_back: Callable[[], None] = lambda: None  # what was taken for it, if nothing comes of it
     cancelled: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
 
     def end(self, state: Literal["done", "refused", "failed", "cancelled"], said: str) -> None:
         if state != "done":
             self.given_back()
-        self.state, self.said, self.session = state, said, None
+        self.state, self.said, self.session, self.given_back = state, said, None, lambda: None
         self.ended.set()
 
     def facts(self) -> dict[str, Any]:
@@ -138,7 +138,12 @@ class Writer:
             self._turn.notify()
         return taken
 
-    def teach(self, pictures: Mapping[str, Tensor], who: str) -> Job:
+    def teach(
+        self,
+        pictures: Mapping[str, Tensor],
+        who: str,
+        given_back: Callable[[], None] = lambda: None,
+    ) -> Job:
         session = self.learner.session(pictures)
         known = set(self.learner.classes) | set(pictures)
         if len(known) > self.settings.classes:
@@ -149,7 +154,7 @@ class Writer:
         with self._turn:
             if sum(job.state == "waiting" for job in self.jobs.values()) >= self.settings.jobs:
                 raise Busy(f"{self.settings.jobs} lessons wait already; try again later")
-            job = Job(list(pictures), len(session.train), who, session)
+            job = Job(list(pictures), len(session.train), who, session, given_back)
             self.jobs[job.id] = job
             ended = [old.id for old in self.jobs.values() if old.ended.is_set()]
             for old in ended[:-REMEMBERED]:
@@ -167,8 +172,11 @@ class Writer:
         def carried_out() -> None:
             try:
                 done.set_result(order())
+            except BadInput as error:
+                done.set_exception(error)
             except BaseException as error:
                 done.set_exception(error)
+                raise  # what was half done is not kept
 
         self._order(carried_out)
         return done
@@ -184,7 +192,7 @@ class Writer:
 
     def _order(self, order: Callable[[], None]) -> None:
         with self._turn:
-            if self._closing:
+            if self._closing or (self._thread.ident and not self._thread.is_alive()):
                 raise Busy("the service is stopping")
             self._orders.append(order)
             self._turn.notify()
@@ -195,10 +203,10 @@ class Writer:
         """What a version was, as a new version on top."""
         self._close_interval()
         state = self.history.at(number)
-        memory = under("memory/", self._good[1].tensors)
+        before, memory = self.learner.classes, under("memory/", self._good[1].tensors)
         self.learner = self.learner.at(state)
         self.learner.memory.load(memory)
-        self.learner.memory.forget_beyond(len(self.learner.classes))
+        self.learner.memory.follow(before, self.learner.classes)
         self._forget_stream()
         return self._changed_by_hand(f"rolled back to version {number}", who)
 
@@ -213,15 +221,17 @@ class Writer:
         self._forget_stream()  # it may be among the answers
         return self._changed_by_hand(f"removed '{name}'", who)
 
-    def freeze(self, why: str) -> None:
+    def freeze(self, why: str) -> int:
         """Adaptation rests. What the stream has taught so far is kept if it is good."""
         if not self.frozen:
             self._close_interval()
             self.frozen = why
             self._forget_stream()
+        return self._number
 
-    def unfreeze(self) -> None:
+    def unfreeze(self) -> int:
         self.frozen, self.guard.strikes = "", 0
+        return self._number
 
     def _changed_by_hand(self, reason: str, who: str) -> int:
         try:
@@ -295,6 +305,9 @@ class Writer:
 
     def adapt(self, batch: list[Seen]) -> None:
         signals = self.signals
+        if self.frozen:
+            signals.skipped += len(batch)
+            return
         signals.labels.append(Counter(seen.label for seen in batch))
         signals.confidence.append(sum(seen.score for seen in batch) / len(batch))
         if not self.guard.trusts([seen.label for seen in batch], len(self.learner.classes)):
@@ -360,10 +373,10 @@ class Writer:
     # Lessons
 
     def _teach(self, job: Job) -> None:
-        self._close_interval()
         assert job.session is not None
-        known = self.learner.classes
         try:
+            self._close_interval()
+            known = self.learner.classes
             if job.cancelled.is_set():
                 raise Cancelled
             job.state, remarks = "learning", self.learner.remarks(job.session)
@@ -393,10 +406,10 @@ class Writer:
             self._return()
             job.end("failed", f"{type(error).__name__}: {error}")
         else:
-            counted = f"{len(job.classes)} class(es), {job.images} picture(s)"
-            job.end("done", "; ".join([counted, *remarks]))
             self.watch("taught", {"job": job.id, "who": job.who, "version": job.version,
                                   "classes": job.classes, "images": job.images})  # fmt: skip
+            counted = f"{len(job.classes)} class(es), {job.images} picture(s)"
+            job.end("done", "; ".join([counted, *remarks]))
 
     # Versions
 
@@ -411,7 +424,10 @@ class Writer:
             self.signals.canary.append((number, seen["canary"]))
         self._publish(Published(number, self.learner.at(state, learns=False)))
         if number - self.history.oldest >= self.settings.keep * 5 // 4:
-            self.history.forget(self.settings.keep)
+            try:
+                self.history.forget(self.settings.keep)
+            except (BadInput, OSError) as error:  # the version stands all the same
+                self.trouble = str(error)
         return number
 
     def _return(self) -> None:
