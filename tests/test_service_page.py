@@ -223,7 +223,7 @@ class TestAsking:
         page = visit(url, tolerated="400")
         page.set_input_files("#ask-files", [broken, *files(stream, count=1)])
         expect(page.locator("#answers .bars")).to_have_count(1)
-        expect(page.locator("#answers .error")).to_contain_text("'broken.png' cannot be read")
+        expect(page.locator("#answers .error")).to_contain_text("'broken.png' is not a picture")
 
     def test_a_busy_service_can_be_asked_again(self, served, stream, visit) -> None:
         url, service = served()
