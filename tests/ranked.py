@@ -38,7 +38,7 @@ def live(settings: RunSettings) -> dict[str, torch.Tensor]:
         nonlocal encoded
         encoded += len(inputs[0])
 
-    planned.net.model.vision_model.embeddings.register_forward_pre_hook(counted)
+    planned.net.model.vision_model.post_layernorm.register_forward_pre_hook(counted)
     learner = Learner(planned.settings.learner(), planned.net)
     labels, losses = [], []
     for t in range(len(planned.stream.groups)):
