@@ -4,7 +4,7 @@ import base64
 import contextlib
 import io
 import json
-import time
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
+from dosapp.drills.served import lesson as served_lesson
+from dosapp.drills.served import pictures as served_pictures
 from dosapp.errors import BadInput
 from dosapp.learner import Learner
-from dosapp.plan import open_stream
-from dosapp.service.guard import Canary
 from dosapp.service.reader import Busy
 from dosapp.service.service import ReadOnly, opened
 from dosapp.service.settings import ServiceSettings
@@ -26,35 +26,25 @@ pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
 from dosapp.service.app import build
+from serving import hold_the_writer, taught, until
 
 QUICK = {"adapt_batch": 8, "interval": 2, "threads": 1, "batch_wait": 0.0}
 
 
 @pytest.fixture(scope="module")
-def taught(_loaded, tmp_path_factory):
-    """A learner of three classes in a folder, its stream, and test pictures."""
-    from conftest import SMALL
-    from dosapp.settings import RunSettings
-
-    settings: RunSettings = RunSettings.checked({**SMALL, "test_images": 16})
-    learner = Learner(settings.learner(), _loaded.twin(own=list(_loaded.weights())))
-    stream = open_stream(settings, _loaded)
-    learner.learn(stream.session(0))
-    place = tmp_path_factory.mktemp("taught") / "learner"
-    learner.save(place, "taught for the tests")
-    return place, stream
+def made(_loaded, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("taught") / "learner"
+    return folder, taught(_loaded, folder, test_images=16)
 
 
 @pytest.fixture
-def folder(taught, tmp_path) -> Path:
-    import shutil
-
-    return Path(shutil.copytree(taught[0], tmp_path / "learner"))
+def folder(made, tmp_path) -> Path:
+    return Path(shutil.copytree(made[0], tmp_path / "learner"))
 
 
 @pytest.fixture
-def stream(taught):
-    return taught[1]
+def stream(made):
+    return made[1]
 
 
 def served(folder: Path, **changes: object):
@@ -63,52 +53,17 @@ def served(folder: Path, **changes: object):
     return opened(folder, settings, canary=canary)
 
 
-def png(picture: torch.Tensor) -> bytes:
-    """Of `[3, H, W]` in [0, 1]."""
-    array = (picture * 255).round().byte().permute(1, 2, 0).numpy()
-    with io.BytesIO() as buffer:
-        Image.fromarray(array).save(buffer, "PNG")
-        return buffer.getvalue()
-
-
 def pictures(stream, task: int = 0, count: int = 8) -> list[bytes]:
-    """Of all the task's classes in turn."""
-    test = stream.tasks[task].test
-    return [png(p) for p in test.read(in_turn(test.labels)[:count])]
-
-
-def in_turn(labels: np.ndarray) -> np.ndarray:
-    order = np.argsort(labels, kind="stable").reshape(labels.max() + 1, -1)
-    return order.T.flatten()
+    return served_pictures(stream, task)[:count]
 
 
 def asking(app) -> TestClient:
     return TestClient(app, "http://127.0.0.1")
 
 
-def until(condition) -> None:
-    """Wait for something that must happen; the limit is only for when it does not."""
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.005)
-
-
-def canary_of(stream, task: int = 0) -> Canary:
-    test = stream.tasks[task].test
-    pixels = (test.read(range(len(test))) * 255).round().byte()
-    return Canary(pixels, [stream.tasks[task].classes[n] for n in test.labels])
-
-
-def lesson(stream, task: int = 1) -> bytes:
-    """A zip of class folders."""
-    part = stream.tasks[task]
-    with io.BytesIO() as buffer:
-        with zipfile.ZipFile(buffer, "w") as archive:
-            for n, label in enumerate(part.train.labels):
-                name = f"lesson/{part.classes[label]}/{n}.png"
-                archive.writestr(name, png(part.train.read([n])[0]))
-        return buffer.getvalue()
+def lesson(stream) -> bytes:
+    """Everything of the second task."""
+    return served_lesson(stream, 1, range(3), 8)
 
 
 def files(images: list[bytes]):
@@ -128,8 +83,9 @@ class TestAsking:
         with served(folder, adapt=False) as service, asking(build(service)) as client:
             form = client.post("/predict?top=2", files=files(images)).json()
             encoded = {"images": [base64.b64encode(data).decode() for data in images]}
-            test = stream.tasks[0].test
-            raw = (test.read(in_turn(test.labels)[:2]) * 255).round().byte().numpy()
+            raw = np.stack([
+                np.array(Image.open(io.BytesIO(data))).transpose(2, 0, 1) for data in images
+            ])  # fmt: skip
             more = {"shape": "2,3,32,32", "top": 2}
             kind = {"Content-Type": "application/octet-stream"}
             floats = (raw / np.float32(255)).astype("<f4").tobytes()
@@ -426,21 +382,6 @@ class TestTeaching:
                 service.writer.cancel(job)
             hold.set()
         assert codes == [202, 202, 429, 429]
-
-
-def hold_the_writer(service):
-    """Keeps the writer busy until the event is set."""
-    import threading
-
-    hold, held = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        held.set()
-        hold.wait()
-
-    service.writer.ask(wait)
-    held.wait()
-    return hold
 
 
 class Falling:

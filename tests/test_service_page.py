@@ -17,16 +17,16 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 pytest.importorskip("playwright")
 import uvicorn
-from PIL import Image
 from playwright.sync_api import Browser, JSHandle, Page, expect, sync_playwright
 
+from dosapp.drills.served import png
 from dosapp.learner import Learner
-from dosapp.plan import open_stream
 from dosapp.service.app import PAGE, build
 from dosapp.service.guard import Canary
 from dosapp.service.service import Service, opened
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
+from serving import hold_the_writer, taught
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
@@ -34,28 +34,19 @@ QUICK = {"adapt_batch": 8, "interval": 1, "threads": 1, "batch_wait": 0.0}
 
 
 @pytest.fixture(scope="module")
-def taught(_loaded, tmp_path_factory):
-    """A learner of three classes in a folder, and the stream it comes from."""
-    from conftest import SMALL
-    from dosapp.settings import RunSettings
-
-    settings: RunSettings = RunSettings.checked({**SMALL, "batch": 2, "rivals": True})
-    learner = Learner(settings.learner(), _loaded.twin(own=list(_loaded.weights())))
-    stream = open_stream(settings, _loaded)
-    learner.learn(stream.session(0))
-    place = tmp_path_factory.mktemp("taught") / "learner"
-    learner.save(place, "taught for the tests")
-    return place, stream
+def made(_loaded, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("taught") / "learner"
+    return folder, taught(_loaded, folder, batch=2, rivals=True)
 
 
 @pytest.fixture
-def folder(taught, tmp_path) -> Path:
-    return Path(shutil.copytree(taught[0], tmp_path / "learner"))
+def folder(made, tmp_path) -> Path:
+    return Path(shutil.copytree(made[0], tmp_path / "learner"))
 
 
 @pytest.fixture
-def stream(taught):
-    return taught[1]
+def stream(made):
+    return made[1]
 
 
 @pytest.fixture(scope="module")
@@ -120,11 +111,7 @@ def files(stream, task: int = 0, count: int = 8) -> list[dict]:
     """Pictures as the browser's file inputs take them."""
     made = []
     for n, picture in enumerate(stream.tasks[task].test.read(range(count))):
-        array = (picture * 255).round().byte().permute(1, 2, 0).numpy()
-        with io.BytesIO() as buffer:
-            Image.fromarray(array).save(buffer, "PNG")
-            data = buffer.getvalue()
-        made.append({"name": f"{n}.png", "mimeType": "image/png", "buffer": data})
+        made.append({"name": f"{n}.png", "mimeType": "image/png", "buffer": png(picture)})
     return made
 
 
@@ -144,18 +131,11 @@ def clipboard(page: Page, file: dict) -> JSHandle:
 @contextlib.contextmanager
 def busy_writer(service) -> Iterator[None]:
     """The writer has no time for anything else in here."""
-    done, begun = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        begun.set()
-        done.wait()
-
-    service.writer.ask(wait)
-    begun.wait()
+    hold = hold_the_writer(service)
     try:
         yield
     finally:
-        done.set()
+        hold.set()
 
 
 def focused(page, what: str = "id") -> str:

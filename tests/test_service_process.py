@@ -1,5 +1,6 @@
 """The service as a process: signals, faults, replicas; and what a version of ViT-B/16 costs."""
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from dosapp.service.service import opened
 from dosapp.service.settings import ServiceSettings
 from dosapp.settings import LearnerSettings
 from dosapp.student import Selection
+from serving import until
 
 pytest.importorskip("fastapi")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:the session has")]
@@ -31,21 +33,12 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def folder(made, tmp_path) -> Path:
-    import shutil
-
     return Path(shutil.copytree(made[0], tmp_path / "learner"))
 
 
 @pytest.fixture
 def stream(made):
     return made[1]
-
-
-def until(condition, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.02)
 
 
 def test_sigterm_answers_what_waits_and_saves_what_was_learned(folder, stream) -> None:

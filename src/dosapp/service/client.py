@@ -3,8 +3,8 @@
 import base64
 import io
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,14 +166,12 @@ def _read(image: Any) -> tuple[str, bytes]:
             return Path(image).name, Path(image).read_bytes()
         except OSError as error:
             raise BadInput(f"'{image}' cannot be read ({error.strerror})") from error
-    with _buffer() as buffer:
+    with io.BytesIO() as buffer:
         image.save(buffer, "PNG")
         return "picture.png", buffer.getvalue()
 
 
 def _zipped(lesson: "Mapping[str, Sequence[Any]] | Path | str") -> bytes:
-    import zipfile
-
     if isinstance(lesson, str | Path):
         place = Path(lesson)
         if place.is_file():
@@ -185,7 +183,7 @@ def _zipped(lesson: "Mapping[str, Sequence[Any]] | Path | str") -> bytes:
             for inner in sorted(place.iterdir())
             if inner.is_dir() and not inner.name.startswith(".")
         }
-    with _buffer() as buffer:
+    with io.BytesIO() as buffer:
         with zipfile.ZipFile(buffer, "w") as archive:
             for name, images in lesson.items():
                 if "/" in name or "\\" in name:
@@ -194,9 +192,3 @@ def _zipped(lesson: "Mapping[str, Sequence[Any]] | Path | str") -> bytes:
                     suffix = Path(title).suffix or ".png"
                     archive.writestr(f"{name}/{n:05d}{suffix}", data)
         return buffer.getvalue()
-
-
-@contextmanager
-def _buffer() -> Iterator[io.BytesIO]:
-    with io.BytesIO() as buffer:
-        yield buffer

@@ -1,5 +1,6 @@
 """Answers. Many questions become one batch, and a question is answered by one version."""
 
+import os
 import queue
 import threading
 import time
@@ -113,6 +114,4 @@ class Reader:
 
 def threads(settings: ServiceSettings) -> int:
     """Reader and writer compute at the same time: half of the cores for each."""
-    import os
-
     return settings.threads or max(1, (os.cpu_count() or 1) // 2)

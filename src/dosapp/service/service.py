@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ class Service:
         self.history: History
         self.uploads: Uploads
 
-    def ask(self, pixels: Tensor, top: int) -> "Any":
+    def ask(self, pixels: Tensor, top: int) -> "Future[Answer]":
         return self.reader.ask(pixels, top)
 
     def answered_with(self, pixels: Tensor, answer: Answer, learn: bool) -> None:
@@ -190,13 +191,15 @@ class Teaching(Service):
 
     def status(self) -> dict[str, Any]:
         writer = self.writer
+        with self._turn:
+            corrections = self._count()
         return super().status() | {
             "writes": True,
             "adapts": self.settings.adapt and writer.learner.method.adapts,
             "frozen": writer.frozen,
             "trouble": writer.trouble,
             "stream": writer.waiting,
-            "corrections": self._waiting(),
+            "corrections": corrections,
             "at_work": self.ready,
             "signals": writer.signals.facts(),
             "jobs": [job.facts() for job in self.jobs() if not job.ended.is_set()],
@@ -226,14 +229,13 @@ class Teaching(Service):
             for name, found in corrections.items():
                 self._corrections.setdefault(name, []).extend(found)
 
-    def _waiting(self) -> int:
-        with self._turn:
-            return sum(len(found) for found in self._corrections.values())
+    def _count(self) -> int:
+        return sum(len(found) for found in self._corrections.values())
 
     def correct(self, picture: Tensor, name: str, who: str) -> int:
         """A person says what a picture is: it joins the next session. Says how many wait."""
         with self._turn:
-            waiting = sum(len(found) for found in self._corrections.values())
+            waiting = self._count()
             if waiting >= self.settings.queue:
                 raise Busy(f"{waiting} corrections wait for a lesson already; start one")
             self._corrections.setdefault(class_name(name), []).append(picture)
@@ -254,16 +256,17 @@ class Teaching(Service):
 
     def rollback(self, number: int, who: str) -> int:
         self.history.version(number)  # before the writer is troubled
-        return self._ordered(
-            "rolled back", who, lambda: self.writer.rollback(number, who), to=number
-        )
+        facts = {"to": number}
+        return self._ordered("rolled back", who, lambda: self.writer.rollback(number, who), facts)
 
     def rename(self, old: str, new: str, who: str) -> int:
         name = class_name(new)
-        return self._ordered("renamed", who, lambda: self.writer.rename(old, name, who), to=name)
+        facts = {"class": old, "to": name}
+        return self._ordered("renamed", who, lambda: self.writer.rename(old, name, who), facts)
 
     def remove(self, name: str, who: str) -> int:
-        return self._ordered("removed", who, lambda: self.writer.remove(name, who), name=name)
+        facts = {"class": name}
+        return self._ordered("removed", who, lambda: self.writer.remove(name, who), facts)
 
     def freeze(self, who: str) -> None:
         self._ordered("froze", who, lambda: self.writer.freeze(f"frozen by {who}"))
@@ -271,10 +274,12 @@ class Teaching(Service):
     def unfreeze(self, who: str) -> None:
         self._ordered("unfroze", who, self.writer.unfreeze)
 
-    def _ordered(self, what: str, who: str, order: Callable[[], int], **facts: Any) -> int:
+    def _ordered(
+        self, what: str, who: str, order: Callable[[], int], facts: Mapping[str, Any] | None = None
+    ) -> int:
         def carried_out() -> int:
             version = order()
-            self._noted(what, {"who": who, **facts, "version": version})
+            self._noted(what, {"who": who, **(facts or {}), "version": version})
             return version
 
         return self.writer.ask(carried_out).result()
@@ -301,11 +306,8 @@ class Replica(Service):
             try:
                 if self.history.head != self.version:
                     self.reader.published = self._newest()
-            except (
-                BadInput,
-                OSError,
-            ) as error:  # the writer is in the middle of something; look again
-                warnings.warn(str(error), stacklevel=1)
+            except (BadInput, OSError) as error:  # the writer was in the middle of something
+                warnings.warn(f"{error}; looking again", stacklevel=1)
 
     def start(self) -> None:
         self.reader.start()
@@ -330,18 +332,10 @@ def opened(
     canary: Canary | None = None,
 ) -> Iterator[Service]:
     """A service at work; a folder has one writer, and as many replicas as one likes."""
-    if follow:
-        service: Teaching | Replica = Replica(folder, settings)
-        service.start()
-        try:
-            yield service
-        finally:
-            service.close()
-        return
     if not (folder / "learner.json").exists():
         raise BadInput(f"'{folder}' holds no learner: there is no learner.json in it")
-    with locked(folder):
-        service = Teaching(folder, settings, canary)
+    with contextlib.nullcontext() if follow else locked(folder):
+        service = Replica(folder, settings) if follow else Teaching(folder, settings, canary)
         service.start()
         try:
             yield service

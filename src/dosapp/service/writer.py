@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -102,7 +102,7 @@ class Writer:
         self._steps = 0  # on the stream, since the last version
         self._differ: list[float] = []  # of those steps
         self._changed = time.monotonic()
-        self._session_canary = canary.accuracy(learner) if canary and learner.classes else None
+        self._session_canary = self._right()
         self._session_weights = _answering(learner)
         self._stream: deque[Seen] = deque()
         self._orders: deque[Callable[[], None]] = deque()
@@ -234,12 +234,13 @@ class Writer:
         return self._number
 
     def _changed_by_hand(self, reason: str, who: str) -> int:
+        seen = self._measured()
         try:
-            number = self._commit(reason, {"who": who})
+            number = self._commit(reason, {**seen, "who": who})
         except BadInput:
             self._return()
             raise
-        self._begin_anew()
+        self._begin_anew(seen)
         return number
 
     # The thread
@@ -362,8 +363,12 @@ class Writer:
         gaps = [float((now[n] - old[n]).norm()) for n in now if n in old]
         self.signals.drift = sum(gap**2 for gap in gaps) ** 0.5
         seen: dict[str, Any] = {"drift": self.signals.drift}
-        right = self.canary.accuracy(self.learner) if self.canary else None
+        right = self._right()
         return seen if right is None else {**seen, "canary": right}
+
+    def _right(self, among: Sequence[str] | None = None) -> float | None:
+        """Of the canary, in per cent; None if there is nothing to ask about."""
+        return self.canary.accuracy(self.learner, among) if self.canary else None
 
     def _forget_stream(self) -> None:
         with self._turn:
@@ -380,14 +385,13 @@ class Writer:
             if job.cancelled.is_set():
                 raise Cancelled
             job.state, remarks = "learning", self.learner.remarks(job.session)
-            right = self.canary.accuracy(self.learner, known) if self.canary and known else None
+            right = self._right(known)
             for lesson in self.learner.lessons(job.session):
                 job.step, job.of, job.loss = lesson.step, lesson.of, lesson.loss
                 if job.cancelled.is_set():
                     raise Cancelled
             seen = self._measured()
-            still = self.canary.accuracy(self.learner, known) if self.canary and known else None
-            why = self.guard.against_session(right, still)
+            why = self.guard.against_session(right, self._right(known))
             if why is not None:
                 self._return()
                 job.end("refused", f"not published: {why}")
@@ -395,7 +399,7 @@ class Writer:
                 return
             names = ", ".join(job.classes[:3]) + (", …" if len(job.classes) > 3 else "")
             job.version = self._commit(f"taught {names}", {**seen, "who": job.who})
-            self._begin_anew()
+            self._begin_anew(seen)
         except Cancelled:
             self._return()
             job.end("cancelled", "given up; nothing has changed")
@@ -435,11 +439,9 @@ class Writer:
         self.learner = self.learner.at(_kept(self._good[0]), _kept(self._good[1]))
         self._steps, self._differ = 0, []
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, seen: Mapping[str, Any]) -> None:
         """From here on the canary and the drift are compared with what is now."""
-        self._session_weights = _answering(self.learner)
-        known = self.canary is not None and self.learner.classes
-        self._session_canary = self.canary.accuracy(self.learner) if known else None  # type: ignore[union-attr]
+        self._session_weights, self._session_canary = _answering(self.learner), seen.get("canary")
         self.signals.drift, self.guard.strikes = 0.0, 0
 
 

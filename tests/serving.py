@@ -1,0 +1,45 @@
+"""What tests of the service share: a small learner in a folder, and patience."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from conftest import SMALL
+from dosapp.backbones.clip import Clip
+from dosapp.learner import Learner
+from dosapp.plan import open_stream
+from dosapp.service.service import Teaching
+from dosapp.settings import RunSettings
+from dosapp.streams import Stream
+
+
+def taught(net: Clip, folder: Path, **changes: object) -> Stream:
+    """Three classes of two times three, taught and saved; the stream they come from."""
+    settings: RunSettings = RunSettings.checked({**SMALL, **changes})
+    learner = Learner(settings.learner(), net.twin(own=list(net.weights())))
+    stream = open_stream(settings, net)
+    learner.learn(stream.session(0))
+    learner.save(folder, "taught for the tests")
+    return stream
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for something that must happen; the limit is only for when it does not."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.005)
+
+
+def hold_the_writer(service: Teaching) -> threading.Event:
+    """The writer has no time for anything else until the event is set."""
+    hold, held = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        held.set()
+        hold.wait()
+
+    service.writer.ask(wait)
+    held.wait()
+    return hold
