@@ -1,20 +1,18 @@
-"""The service's commands: serve it, ask it, say who may."""
+"""Commands of the engineer: serve a learner, ask it, say who may."""
 
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from dosapp.cli.screen import Json, LearnerFolder, app, err, out
 from dosapp.errors import BadInput
 from dosapp.flags import with_settings
 from dosapp.service.settings import ServiceSettings
 
-out, err = Console(), Console(stderr=True)
-Folder = Annotated[Path, typer.Argument(help="a learner's folder")]
 
-
+@app.command()
 @with_settings(ServiceSettings)
 def serve(
     flags: dict[str, Any],
@@ -55,11 +53,12 @@ def serve(
 
 
 token_app = typer.Typer(help="Who may ask and teach a served learner.", no_args_is_help=True)
+app.add_typer(token_app, name="token")
 
 
 @token_app.command("add")
 def token_add(
-    folder: Folder,
+    folder: LearnerFolder,
     name: Annotated[str, typer.Argument(help="whose")],
     role: Annotated[str, typer.Option(help="predict, or teach (which may also predict)")],
 ) -> None:
@@ -72,7 +71,7 @@ def token_add(
 
 
 @token_app.command("list")
-def token_list(folder: Folder) -> None:
+def token_list(folder: LearnerFolder) -> None:
     """Names and roles."""
     from dosapp.service.tokens import Tokens
 
@@ -81,7 +80,7 @@ def token_list(folder: Folder) -> None:
 
 
 @token_app.command("remove")
-def token_remove(folder: Folder, name: str) -> None:
+def token_remove(folder: LearnerFolder, name: str) -> None:
     """From the service's next start on this token is nobody's."""
     from dosapp.service.tokens import Tokens
 
@@ -89,6 +88,7 @@ def token_remove(folder: Folder, name: str) -> None:
 
 
 client_app = typer.Typer(help="Ask and teach a learner that is served.", no_args_is_help=True)
+app.add_typer(client_app, name="client")
 Url = Annotated[str, typer.Option(envvar="DOSAPP_URL", help="where the service is")]
 Token = Annotated[str | None, typer.Option(envvar="DOSAPP_TOKEN", help="if it wants one")]
 HERE = "http://127.0.0.1:8000"
@@ -107,7 +107,7 @@ def client_predict(
     token: Token = None,
     top: int = 3,
     learn: Annotated[bool, typer.Option(help="let them join the stream")] = True,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    as_json: Json = False,
 ) -> None:
     """What the pictures show."""
     found = _client(url, token).predict(images, top, learn)

@@ -1,0 +1,31 @@
+"""The commands. Parsing and printing only; everything heavy is imported when it is needed.
+
+The order of the imports is that of `dosapp --help`.
+"""
+
+import os
+import sys
+import warnings
+
+from dosapp.cli import catalogue, experiments, learners, serving, trials  # noqa: F401
+from dosapp.cli.screen import app, err
+from dosapp.errors import BadInput
+
+
+def main() -> None:
+    """The one place where a user's mistake becomes a sentence and exit code 2."""
+    if os.environ.get("RANK", "0") != "0":  # of several processes under torchrun the first speaks
+        sys.stdout, err.quiet = open(os.devnull, "w"), True  # noqa: SIM115
+    warnings.showwarning = lambda message, *_: err.print(f"note: {message}", highlight=False)
+    try:
+        app()
+    except BadInput as error:
+        err.print(f"dosapp: {error}", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(2)
+    except OSError as error:
+        where = error.filename or "the disk"
+        err.print(f"dosapp: cannot use '{where}' ({error.strerror})", highlight=False, markup=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        err.print("stopped; --resume goes on from the last checkpoint")
+        sys.exit(130)

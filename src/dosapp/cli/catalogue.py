@@ -1,0 +1,97 @@
+"""What there is: methods, datasets, backbones."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from dosapp.cli.screen import Json, app, out
+from dosapp.errors import unknown
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="one method, with all its settings")] = None,
+    abilities: Annotated[bool, typer.Option(help="the paper's table of who can do what")] = False,
+    as_json: Json = False,
+) -> None:
+    """What can learn, and what can adapt."""
+    from dosapp.methods import METHODS
+
+    if abilities:
+        from dosapp.report.tables import abilities as table
+
+        print(table(), end="")
+        return
+
+    if name is not None and name not in METHODS:
+        raise unknown("method", name, METHODS, "dosapp methods")
+    chosen = {n: kind for n, kind in METHODS.items() if name in (None, n)}
+    facts: dict[str, dict[str, Any]] = {
+        n: {
+            "idea": kind.idea,
+            "reference": kind.reference,
+            "phase": kind.phase,
+            "stores_data": kind.stores_data,
+            "abilities": None if kind.abilities is None else sorted(kind.abilities),
+            "settings": kind().settings(),
+        }
+        for n, kind in chosen.items()
+    }
+    if as_json:
+        print(json.dumps(facts, indent=1))
+        return
+    words = {
+        "labelled": "with labels",
+        "unlabelled": "without labels",
+        "both": "with and without labels",
+        "none": "never learns",
+    }
+    for n, fact in facts.items():
+        stores = "stores pictures of the stream" if fact["stores_data"] else "stores no data"
+        out.print(f"[bold]{n}[/bold]  {fact['idea']}", highlight=False)
+        out.print(f"  {fact['reference']}; {words[fact['phase']]}; {stores}", highlight=False)
+        given = fact["settings"]
+        if name is None:
+            short = " ".join(f"{k.rpartition('.')[2]}={v}" for k, v in given.items())
+            if short:
+                out.print(f"  {short}", style="dim", highlight=False, markup=False)
+            continue
+        for key, value in given.items():
+            line = f"  --set {key.rpartition('.')[2]}={value}    ({key})"
+            out.print(line, highlight=False, markup=False)
+    if name is None:
+        out.print("\nany learner adapts with any adapter: --method spu --adapt self-training")
+
+
+@app.command()
+def datasets(as_json: Json = False) -> None:
+    """What can be learned from."""
+    from dosapp.data import DOMAINS
+    from dosapp.data.known import described
+
+    facts: dict[str, dict[str, Any]] = {
+        d.name: {"classes": d.benchmark, "idea": d.idea} for d in DOMAINS.values()
+    } | described()
+    if as_json:
+        print(json.dumps(facts, indent=1))
+        return
+    for name, fact in facts.items():
+        out.print(f"[bold]{name}[/bold]  {fact['classes']} classes: {fact['idea']}")
+    out.print("[bold]PATH[/bold]    a folder of class folders, or a CSV of path,label[,split]")
+    out.print("[bold]a+b[/bold]     one after the other, for example shapes+signs")
+
+
+@app.command()
+def backbones(as_json: Json = False) -> None:
+    """What can be taught."""
+    from dosapp.backbones.clip import KNOWN
+
+    facts = {"tiny": "embedded: 32 px, 1.2 M weights, pretrained on generated pictures"}
+    facts |= {name: f"{hub} from the hub, or its cache" for name, hub in KNOWN.items()}
+    if as_json:
+        print(json.dumps(facts, indent=1))
+        return
+    for name, fact in facts.items():
+        out.print(f"[bold]{name}[/bold]  {fact}", highlight=False)
+    out.print("[bold]FOLDER[/bold] or [bold]org/name[/bold]  any CLIPModel with its processor")

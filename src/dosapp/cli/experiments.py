@@ -1,0 +1,331 @@
+"""Commands of the researcher: runs, grids, the paper's tables, what they would cost, reports."""
+
+import json
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.status import Status
+
+from dosapp.cli.screen import Config, Json, SetOption, app, err, out, show
+from dosapp.errors import BadInput
+from dosapp.flags import with_settings
+from dosapp.settings import RunSettings, parsed, read_yaml
+
+if TYPE_CHECKING:
+    from dosapp.run import Watch
+    from dosapp.timing import Estimate
+
+Engine = Annotated[
+    Literal["processes", "ray"],
+    typer.Option(help="who computes: processes here, or a Ray cluster (RAY_ADDRESS)"),
+]
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option("--out", help="where runs and report go")] = Path("demo"),
+    seed: int = 0,
+    as_json: Json = False,
+) -> None:
+    """Six methods on five small tasks, side by side, with pictures. About three minutes."""
+    from contextlib import ExitStack
+
+    from dosapp.demo import demo as play
+    from dosapp.progress import progress
+
+    with ExitStack() as stack:
+
+        def watch(settings: RunSettings) -> "Watch":
+            stack.close()
+            return stack.enter_context(progress(settings.method, err))
+
+        _, results = play(folder, seed, watch)
+    show(results, as_json)
+    if not as_json:
+        out.print(f"\nwrote [bold]{folder}/report.html[/bold] and its figures as PNG and SVG")
+
+
+@app.command()
+@with_settings(RunSettings)
+def run(
+    flags: dict[str, Any],
+    config: Config = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="run folder; none: runs/HASH, computed once")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="go on with the run in --out, or start it")] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="tensorboard, wandb or mlflow; log.jsonl is always there"),
+    ] = None,
+    options: SetOption = None,
+    as_json: Json = False,
+) -> None:
+    """One experiment: a learner, a stream, a matrix of accuracies.
+
+    In several processes: torchrun --nproc-per-node 2 -m dosapp run …
+    """
+    from dosapp import ranks
+    from dosapp.plan import plan, settings_from
+    from dosapp.progress import progress
+    from dosapp.run import run as compute
+    from dosapp.store import Store
+    from dosapp.track import Tracked
+
+    settings = settings_from(config, {**flags, "options": parsed(options or [])})
+    with ranks.joined(settings.device):
+        planned = plan(settings)
+        place = folder or Store(Path("runs")).place(planned)
+        with (
+            ranks.writing(place) as here,
+            progress(planned.settings.method, err) as shown,
+            closing(Tracked(here, planned.settings, _tracks(track), shown)) as watch,
+        ):
+            result = compute(planned, here, resume=resume or folder is None, watch=watch)
+    show([result], as_json)
+    if not as_json:
+        out.print(f"wrote {place}/result.json", highlight=False)
+
+
+def _tracks(asked: list[str] | None) -> list[str]:
+    """Of several processes the first keeps the books."""
+    from dosapp import ranks
+
+    return (asked or []) if ranks.rank() == 0 else []
+
+
+@app.command()
+def grid(
+    file: Annotated[Path, typer.Argument(help="YAML: settings, where lists multiply; runs; seeds")],
+    folder: Annotated[Path, typer.Option("--out", help="the result store")] = Path("runs"),
+    seeds: Annotated[str | None, typer.Option(help="0-4 or 0,2,5")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
+    keep: Annotated[bool, typer.Option(help="keep each run's learner, not only results")] = False,
+    engine: Engine = "processes",
+    dry_run: Annotated[bool, typer.Option(help="print what would run")] = False,
+    as_json: Json = False,
+) -> None:
+    """Every run a file describes, each computed once, resumable."""
+    from dosapp.grid import grid as compute
+    from dosapp.grid import plan
+    from dosapp.plan import label
+    from dosapp.progress import many
+
+    planned = plan(file, seeds)
+    if dry_run:
+        for one in planned:
+            print(f"{label(one)}, {one.data}, seed {one.seed}")
+        return
+    with many(planned, err) as watch:
+        outcomes = compute(planned, folder, jobs=jobs, keep=keep, engine=engine, watch=watch)
+    places = {one.model_dump_json(): n for n, one in enumerate(planned)}
+    ordered = sorted(outcomes, key=lambda o: places[o.settings.model_dump_json()])
+    finished = [o.result for o in ordered if o.result]
+    if finished or as_json:
+        show(finished, as_json)
+    failed = [o for o in outcomes if o.result is None]
+    if failed:
+        raise BadInput(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="a table of the paper, or all")] = None,
+    scale: Annotated[str, typer.Option(help="tiny, real-small or paper")] = "tiny",
+    folder: Annotated[Path, typer.Option("--out", help="the result store")] = Path("runs"),
+    seeds: Annotated[str | None, typer.Option(help="0-4 or 0,2,5; none: the scale's")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="a local copy of the datasets")] = None,
+    backbone: Annotated[str | None, typer.Option(help="instead of the scale's")] = None,
+    references: Annotated[str | None, typer.Option(help="pictures with captions for ZSCL")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
+    engine: Engine = "processes",
+    listed: Annotated[bool, typer.Option("--list", help="the tables there are")] = False,
+    dry_run: Annotated[bool, typer.Option(help="print what would run")] = False,
+    ledger: Annotated[bool, typer.Option(help="run nothing, only read what is there")] = False,
+    as_json: Json = False,
+) -> None:
+    """A table of the paper, at a scale: compute what is missing, and write the ledger."""
+    from dataclasses import replace
+
+    from dosapp.grid import Outcome
+    from dosapp.grid import grid as compute
+    from dosapp.progress import many
+    from dosapp.reproduce import Scale, command, opened, runs, table, tables
+    from dosapp.storage import write_bytes, write_json
+    from dosapp.timing import estimate
+
+    if listed or name is None:
+        for known in tables().values():
+            out.print(f"[bold]{known.name}[/bold]  {known.title}", highlight=False)
+        return
+    size = Scale.named(scale)
+    given = {"data_dir": data_dir, "backbone": backbone}
+    size = replace(
+        size,
+        seeds=seeds or size.seeds,
+        references=references or size.references,
+        settings={**size.settings, **{k: v for k, v in given.items() if v is not None}},
+    )
+    names = list(tables()) if name == "all" else [table(name).name]
+    planned = runs(names, size)
+    if dry_run:
+        for one in planned:
+            print(command(one))
+        with err.status("measuring a few steps of each kind of run"):
+            err.print(_costs(estimate(planned)), highlight=False)
+        return
+    failed: list[Outcome] = []
+    if not ledger:
+        with many(planned, err) as watch:
+            outcomes = compute(planned, folder, jobs=jobs, engine=engine, watch=watch)
+        failed = [o for o in outcomes if o.result is None]
+    found = opened(names, size, folder, not ledger)
+    text = "\n".join(book.markdown() for book in found)
+    place = folder / f"ledger-{scale}{'' if name == 'all' else '-' + name}"
+    write_json(place.with_suffix(".json"), [book.facts() for book in found])
+    write_bytes(place.with_suffix(".md"), text.encode())
+    for book in found:
+        book.draw(folder / f"{book.table.name}-{scale}")
+        for reason in dict.fromkeys(book.reasons):
+            err.print(f"note: {reason}", highlight=False)
+    if as_json:
+        print(json.dumps([book.facts() for book in found]))
+    else:
+        print(text)
+        out.print(f"wrote {place}.md and .json", highlight=False)
+    if failed:
+        raise BadInput(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
+
+
+def _costs(cost: "Estimate") -> str:
+    hours, memory = cost.seconds / 3600, f", {cost.memory:.0f} MB each" if cost.memory else ""
+    time = f"{hours:.1f} hours" if hours >= 0.1 else f"{cost.seconds:.0f} seconds"
+    return f"{cost.runs} run(s), about {time} one after the other{memory}"
+
+
+@app.command()
+@with_settings(RunSettings)
+def estimate(
+    flags: dict[str, Any],
+    config: Config = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="a GPU that is not here, by name, instead of this machine")
+    ] = None,
+    options: SetOption = None,
+    as_json: Json = False,
+) -> None:
+    """What a run, or every run of a grid's file, would cost: time and memory. An estimate."""
+    from dosapp.grid import plan as every
+    from dosapp.plan import settings_from
+    from dosapp.timing import USED, gpus
+    from dosapp.timing import estimate as predict
+
+    many = config is not None and bool({"runs", "seeds"} & set(read_yaml(config)))
+    if many and (flags or options):
+        raise BadInput(f"'{config}' describes many runs; flags cannot change them here")
+    chosen = {**flags, "options": parsed(options or [])}
+    planned = every(config) if many and config else [settings_from(config, chosen)]
+    with err.status("measuring a few steps of each kind of run"):
+        cost = predict(planned, gpu)
+    assumed = None if gpu is None else {"gpu": gpu, **gpus()[gpu], "used": USED}
+    if as_json:
+        print(json.dumps({**vars(cost), "assumed": assumed}))
+        return
+    out.print(_costs(cost), highlight=False)
+    if gpu is None:
+        out.print("from a few steps on this machine as it is now", style="dim", highlight=False)
+        return
+    peak, share = gpus()[gpu], USED
+    out.print(
+        f"on {gpu}: {share['compute']:.0%} of {peak['float32']:g} TFLOP/s (half precision "
+        f"{peak['half']:g}) or {share['bandwidth']:.0%} of {peak['bandwidth']:g} GB/s, whichever "
+        f"takes longer; it has {peak['memory']:g} GB. Not measured.",
+        style="dim",
+        highlight=False,
+    )
+
+
+@app.command()
+@with_settings(RunSettings, without=("method", "adapt", "lr", "seed"))
+def tune(
+    flags: dict[str, Any],
+    methods: Annotated[str, typer.Option(help="comma-separated")] = "flyp,spu,dosapp,joint",
+    rates: Annotated[
+        str | None, typer.Option(help="learning rates to try, comma-separated")
+    ] = None,
+    tries: Annotated[int, typer.Option(min=1, help="seeds per rate")] = 3,
+    file: Annotated[Path, typer.Option("--out", help="YAML to write, or to add to")] = Path(
+        "rates.yaml"
+    ),
+    options: SetOption = None,
+    as_json: Json = False,
+) -> None:
+    """Choose learning rates on the first task's training images, and nothing else."""
+    import yaml
+
+    from dosapp.plan import settings_from
+    from dosapp.storage import write_bytes
+    from dosapp.tune import RATES
+    from dosapp.tune import tune as choose
+
+    try:
+        wanted = [float(r) for r in rates.split(",")] if rates else RATES
+    except ValueError as error:
+        raise BadInput(f"rates are '{rates}'; write them as 1e-4,3e-4") from error
+    found: dict[str, Any] = {"rates": {}, "seen": {}}
+    commands = [f"# {' '.join(['dosapp', *sys.argv[1:]])}\n"]
+    if file.exists():  # what was tuned before stays, with the command that did it
+        found |= read_yaml(file)
+        commands = [n for n in file.read_text().splitlines(True) if n[0] == "#"] + commands
+    for method in methods.split(","):
+        settings = settings_from(
+            None, {**flags, "method": method, "options": parsed(options or [])}
+        )
+        with err.status(f"tuning {method}") as status:
+
+            def watch(method: str, lr: float, seed: int, status: Status = status) -> None:
+                status.update(f"tuning {method}: {lr:g}, seed {seed}")
+
+            tuned = choose(settings, rates=wanted, seeds=tries, watch=watch)
+        found["rates"][method] = tuned.lr
+        found["seen"][method] = tuned.seen()
+        if not as_json:
+            out.print(f"{method}: {tuned.lr:g}   {tuned.seen()['accuracy']}", highlight=False)
+    text = yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
+    write_bytes(file, ("".join(commands) + text).encode())
+    if as_json:
+        print(json.dumps(found))
+    else:
+        out.print(f"wrote {file}", highlight=False)
+
+
+@app.command()
+def report(
+    places: Annotated[list[Path], typer.Argument(help="run folders, or folders of runs")],
+    folder: Annotated[Path, typer.Option("--out", help="where to write")] = Path("report"),
+    title: str = "DoSAPP: a comparison",
+    against: Annotated[
+        str | None, typer.Option(help="a row to subtract from the others, seed by seed")
+    ] = None,
+    costs: Annotated[bool, typer.Option(help="seconds and peak memory in the table")] = False,
+    grid_file: Annotated[
+        Path | None, typer.Option("--grid", help="only the rows of this grid file, in its order")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Results → report.md, .csv, .tex, .html, and figures as PNG, SVG and PDF."""
+    from dosapp.grid import rows_of
+    from dosapp.report import write_report
+    from dosapp.report.tables import COLUMNS, WITH_COSTS
+    from dosapp.store import results
+
+    found = results(places)
+    if grid_file is not None:
+        found = rows_of(grid_file, found)
+    write_report(found, folder, title, against, WITH_COSTS if costs else COLUMNS)
+    show(found, as_json, costs)
+    if not as_json:
+        out.print(f"wrote {folder}/report.html, .md, .csv, .tex and figures", highlight=False)

@@ -1,0 +1,138 @@
+"""Commands on a learner's folder: a new one, its history, and what leaves it."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from dosapp.cli.screen import Json, LearnerFolder, SetOption, app, out
+from dosapp.errors import BadInput
+from dosapp.flags import with_settings
+from dosapp.settings import LearnerSettings, parsed
+
+
+@app.command()
+@with_settings(LearnerSettings)
+def new(
+    flags: dict[str, Any],
+    folder: Annotated[Path, typer.Argument(help="a folder that is not there yet")],
+    options: SetOption = None,
+) -> None:
+    """A learner that knows no class yet, to be taught by dosapp serve or from a program."""
+    from dosapp.learner import Learner
+
+    if folder.exists():
+        raise BadInput(f"'{folder}' is there already; choose another folder")
+    Learner(LearnerSettings.checked({**flags, "options": parsed(options or [])})).save(
+        folder, "new"
+    )
+    out.print(f"wrote {folder}; now: dosapp serve {folder}", highlight=False)
+
+
+history_app = typer.Typer(
+    help="What a learner was: its versions, what changed, and the way back.", no_args_is_help=True
+)
+app.add_typer(history_app, name="history")
+Number = Annotated[int, typer.Argument(min=1, help="a version's number")]
+From = Annotated[int, typer.Argument(min=0, help="a version's number; 0: before any learning")]
+
+
+@history_app.command("list")
+def history_list(folder: LearnerFolder, as_json: Json = False) -> None:
+    """Every version: when, why, how many classes, how many bytes."""
+    from dosapp.learner import Learner
+
+    found = Learner.history_of(folder).versions()
+    if as_json:
+        print(json.dumps([vars(version) for version in found], indent=1))
+        return
+    table = Table(box=None, header_style="bold")
+    for head in ("version", "when", "why", "classes", "kB"):
+        table.add_column(head, justify="right" if head in ("version", "classes", "kB") else "left")
+    for v in found:
+        count = str(len(v.facts["classes"]))
+        table.add_row(str(v.number), v.created, v.reason, count, f"{v.size / 1000:,.0f}")
+    out.print(table)
+
+
+@history_app.command("show")
+def history_show(folder: LearnerFolder, number: Number, as_json: Json = False) -> None:
+    """One version, whole."""
+    from dosapp.learner import Learner
+
+    version = Learner.history_of(folder).version(number)
+    if as_json:
+        print(json.dumps(vars(version), indent=1))
+        return
+    lines = {
+        "version": f"{version.number}, {version.reason}, {version.created}",
+        "checksum": version.checksum,
+        "parent": version.parent or "none",
+        "classes": ", ".join(version.facts["classes"]),
+        "sessions, steps": f"{version.facts['sessions']}, {version.facts['steps']}",
+        "measured": json.dumps(version.seen) if version.seen else "nothing",
+    }
+    for name, value in lines.items():
+        out.print(f"[bold]{name}[/bold]  {value}", highlight=False)
+
+
+@history_app.command("diff")
+def history_diff(folder: LearnerFolder, first: From, second: From, as_json: Json = False) -> None:
+    """Which layers moved from one version to another, and how far."""
+    from dosapp.learner import Learner
+
+    found = Learner.history_of(folder).moved(first, second)
+    if as_json:
+        print(json.dumps([vars(one) for one in found], indent=1))
+        return
+    table = Table(box=None, header_style="bold")
+    for head in ("tensor", "entries", "of", "distance", "largest"):
+        table.add_column(head, justify="left" if head == "tensor" else "right")
+    for one in found:
+        table.add_row(
+            one.name, f"{one.entries:,}", f"{one.of:,}", f"{one.distance:.4g}", f"{one.largest:.3g}"
+        )
+    out.print(table if found else f"versions {first} and {second} are the same")
+
+
+@history_app.command("rollback")
+def history_rollback(folder: LearnerFolder, number: Number) -> None:
+    """Go back to a version, as a new one on top: nothing is lost."""
+    from dosapp.learner import Learner
+    from dosapp.storage import locked
+
+    Learner.history_of(folder).version(number)  # before anything is touched
+    with locked(folder):
+        made = Learner.rollback(folder, number).history(folder).versions()[-1]
+    out.print(f"version {made.number} is what version {number} was", highlight=False)
+
+
+@history_app.command("gc")
+def history_gc(
+    folder: LearnerFolder,
+    keep: Annotated[int, typer.Option(min=1, help="how many of the last versions stay")],
+) -> None:
+    """Drop old versions; the oldest that stays takes in what came before it."""
+    from dosapp.learner import Learner
+    from dosapp.storage import locked
+
+    history = Learner.history_of(folder)
+    with locked(folder):
+        gone = history.forget(keep)
+    out.print(f"{gone} version(s) dropped", highlight=False)
+
+
+@app.command()
+def export(
+    folder: LearnerFolder,
+    place: Annotated[Path, typer.Argument(help="a new folder")],
+    kind: Annotated[Literal["pretrained", "onnx"], typer.Option()] = "pretrained",
+) -> None:
+    """What answers, as a plain model: for transformers, or the image tower as ONNX."""
+    from dosapp.export import export as write
+    from dosapp.learner import Learner
+
+    write(Learner.load(folder), place, kind)
+    out.print(f"wrote {place}", highlight=False)

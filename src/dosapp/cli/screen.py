@@ -1,0 +1,46 @@
+"""What all commands share: the application, where they print, and flags that mean the same."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from dosapp.result import Result
+
+app = typer.Typer(
+    help="Dual-phase continual learning for CLIP: learn with labels, keep with the stream.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+out, err = Console(), Console(stderr=True)
+
+Json = Annotated[bool, typer.Option("--json", help="print JSON, for machines")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="a setting of the method, name=value; repeatable")
+]
+Config = Annotated[Path | None, typer.Argument(help="a YAML file of settings; flags win over it")]
+LearnerFolder = Annotated[Path, typer.Argument(help="a learner's folder")]
+
+
+def show(results: "list[Result]", as_json: bool, costs: bool = False) -> None:
+    from dosapp.metrics import DEFINITIONS
+    from dosapp.report.tables import COLUMNS, WITH_COSTS, rows
+
+    if as_json:
+        print(json.dumps([r.model_dump(mode="json") for r in results]))
+        return
+    table = Table(box=None, header_style="bold")
+    table.add_column("method")
+    columns = WITH_COSTS if costs else COLUMNS
+    for name in columns.values():
+        table.add_column(name, justify="right")
+    for row in rows(results):
+        table.add_row(row.name, *(row.text(metric) for metric in columns))
+    out.print(table)
+    out.print(f"F = {DEFINITIONS['forgetting']}", style="dim", highlight=False, markup=False)
