@@ -28,6 +28,7 @@ def growth(
     """Median seconds at every size, and the slope of the line through them. All sizes of one kind
     take turns; the sessions cannot, so a bare forward is timed beside each of them."""
     sides = Sides(config)
+    sides.sized(batch, many).stream()  # warm
     found: dict[str, Any] = {}
     for name, sizes in (
         ("classes", {n: (batch, n) for n in classes}),

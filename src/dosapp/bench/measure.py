@@ -35,6 +35,7 @@ KEYS = (
     "allreduce",
 )
 Watch = Callable[[str], None]
+Found = tuple[str, dict[str, float]]  # what was raced, and its medians
 
 
 @dataclass
@@ -61,16 +62,15 @@ def race(
     repeats: int,
     before: Callable[[str], object] = lambda name: None,
 ) -> dict[str, Timed]:
-    """One round warms up; then everybody once per round, in alternating order. What happens
-    `before` somebody's turn is not timed."""
+    """Everybody once per round, in alternating order. What happens `before` somebody's turn is not
+    timed; whoever needs a warm-up has had it."""
     found = {name: Timed() for name in sides}
-    for turn in range(repeats + 1):
+    for turn in range(repeats):
         for name in sides if turn % 2 else reversed(list(sides)):
             before(name)
             start = time.perf_counter()
             sides[name]()
-            if turn:
-                found[name].seconds.append(time.perf_counter() - start)
+            found[name].seconds.append(time.perf_counter() - start)
     return found
 
 
@@ -91,17 +91,22 @@ def bench(
     more: dict[str, float] = {}
     seconds: dict[str, dict[str, Any]] = {}
 
-    def raced(name: str, **runners: Callable[[], object]) -> dict[str, float]:
+    def raced(what: str, batch: int, classes: int, **runners: Callable[[], object]) -> Found:
+        """A small round warms up: at batch 64 a step takes most of a minute."""
+        name = f"{what}_batch{batch}_classes{classes}"
         watch(name.replace("_", " "))
+        sides.sized(2, classes)
+        race(runners, 1)
+        sides.sized(batch, classes)
         found = race(runners, repeats)
         seconds[name] = {n: {"median": t.median, "spread": t.spread} for n, t in found.items()}
-        return {n: t.median for n, t in found.items()}
+        return name, {n: t.median for n, t in found.items()}
 
     def stream(batch: int, classes: int) -> dict[str, float]:
-        name = f"ttl_batch{batch}_classes{classes}"
-        sides.sized(batch, classes)
-        found = raced(
-            name, ours=sides.stream, plain=sides.plain_stream, bare=sides.bare, **_floors(sides)
+        floors = {"images": sides.images, "texts": sides.texts, "captions": sides.captions}
+        ours, plain = sides.stream, sides.plain_stream
+        name, found = raced(
+            "ttl", batch, classes, ours=ours, plain=plain, bare=sides.bare, **floors
         )
         ratios[name] = found["plain"] / found["ours"]
         counted = (3 + BACKWARD) * found["images"] + 2 * found["texts"]
@@ -118,27 +123,18 @@ def bench(
     if not quick:
         found = stream(64, 100)
         ratios["limit"] = found["ours"] / (FORWARDS * found["bare"])
-        name = "supervised_batch64_classes10"
-        sides.sized(64, 10)
-        floors = _floors(sides)
-        found = raced(
-            name,
-            ours=sides.lesson,
-            plain=sides.plain_lesson,
-            images=floors["images"],
-            captions=floors["captions"],
-        )
+        ours, plain = sides.lesson, sides.plain_lesson
+        floors = {"images": sides.images, "captions": sides.captions}
+        name, found = raced("supervised", 64, 10, ours=ours, plain=plain, **floors)
         ratios[name] = found["plain"] / found["ours"]
         once = found["images"] + found["captions"]
         more[f"plain_{name}"] = found["plain"] / ((1 + BACKWARD) * once)
-    batch, classes = (8, 200) if quick else (64, 100)
-    sides.sized(batch, classes)
-    for what, ours, plain in (
-        ("selection", sides.selection, sides.plain_selection),
-        ("evaluation", sides.evaluation, sides.plain_evaluation),
-    ):
-        name = f"{what}_batch{batch}_classes{classes}"
-        found = raced(name, ours=ours, plain=plain)
+    pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "selection": (sides.selection, sides.plain_selection),
+        "evaluation": (sides.evaluation, sides.plain_evaluation),
+    }
+    for what, (mine, theirs) in pairs.items():
+        name, found = raced(what, *((8, 200) if quick else (64, 100)), ours=mine, plain=theirs)
         more[name] = found["plain"] / found["ours"]
     return {
         "ratios": ratios,
@@ -149,19 +145,4 @@ def bench(
         "repeats": repeats,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-    }
-
-
-def _floors(sides: Sides) -> dict[str, Callable[[], object]]:
-    """A bare forward of each tower on the plain side, by the library: images, the captions of all
-    classes, and one caption per image."""
-    plain = sides.plain
-
-    def bare(encode: Callable[[Any, Any], object], rows: object) -> Callable[[], object]:
-        return torch.inference_mode()(lambda: encode(plain.student, rows))
-
-    return {
-        "images": bare(plain.images, sides.pixels),
-        "texts": bare(plain.texts, plain.ids),
-        "captions": bare(plain.texts, plain.ids[sides.labels]),
     }

@@ -101,6 +101,22 @@ class Sides:
         """An image forward and nothing else."""
         return self.student.net.encode_image(self.pixels)
 
+    # Bare forwards of the plain side's towers, by the library: what its own work is counted in
+
+    @torch.inference_mode()
+    def images(self) -> Tensor:
+        return self.plain.images(self.plain.student, self.pixels)
+
+    @torch.inference_mode()
+    def texts(self) -> Tensor:
+        """The captions of all classes."""
+        return self.plain.texts(self.plain.student, self.plain.ids)
+
+    @torch.inference_mode()
+    def captions(self) -> Tensor:
+        """One caption per image."""
+        return self.plain.texts(self.plain.student, self.plain.ids[self.labels])
+
     # What is held beside one model, in bytes
 
     def held(self) -> int:
