@@ -1,9 +1,14 @@
 """The one place where weights change."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
+from dosapp.bench.model import random_clip, small
 from dosapp.core.losses import clip_loss
+from dosapp.core.masks import top_fraction
 from dosapp.core.momentum import momentum
 from dosapp.core.pseudo import max_logit_labels
 from dosapp.data.base import Prompts
@@ -221,3 +226,17 @@ def test_a_diverged_loss_is_a_sentence(student) -> None:
     student.train_only(masked(student))
     with pytest.raises(BadInput, match="the loss became nan at step 0"):
         student.step(torch.tensor(float("nan"), requires_grad=True))
+
+
+def test_a_student_that_is_no_longer_needed_is_let_go() -> None:
+    """A service makes one for every version: what their weights hold must not hold them."""
+    net = random_clip(small())
+    student = Student(net, lr=1e-3, weight_decay=0.0)
+    weights = net.first_mlp()
+    student.choose(
+        Selection(tuple(weights), top_fraction({n: w.detach() for n, w in weights.items()}, 0.1))
+    )
+    gone = [weakref.ref(weight) for weight in weights.values()]
+    del net, student, weights
+    gc.collect()
+    assert all(ref() is None for ref in gone)

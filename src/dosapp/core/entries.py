@@ -5,6 +5,8 @@ state exists for the selected entries only; the new values are scattered back. E
 mask are never written, so they stay bit-identical whatever the optimizer does.
 """
 
+import weakref
+
 import torch
 from torch import Tensor, nn
 
@@ -38,7 +40,15 @@ class Entries:
         else:
             self.where = positions(mask)  # [K]
             self.values = nn.Parameter(self.gathered(weight.detach()))
-            self._hook = weight.register_post_accumulate_grad_hook(self._take_gradient)
+            # Weakly: the collector does not see through a hook, so a weight that holds us by one
+            # would keep itself alive for ever.
+            take = weakref.WeakMethod(self._take_gradient)
+
+            def hook(weight: Tensor) -> None:
+                if (known := take()) is not None:
+                    known(weight)
+
+            self._hook = weight.register_post_accumulate_grad_hook(hook)
 
     def gathered(self, dense: Tensor) -> Tensor:
         """The selected entries of a tensor like the weight `[K]`, or all of it."""
