@@ -22,7 +22,7 @@ from torch.nn.functional import normalize
 
 from dosapp.backbones.base import Begun, Captions, Insert, Pixels
 from dosapp.backbones.blocks import Tokens, block, compiled, looked, recomputed, walk
-from dosapp.devices import device
+from dosapp.devices import device, keep_memory
 from dosapp.errors import BadInput, unknown
 from dosapp.settings import LearnerSettings
 
@@ -104,7 +104,10 @@ class Clip:
         self._precision, self._microbatch, self._through = torch.float32, 0, block
 
     def compute(self, settings: LearnerSettings) -> None:
-        self.model.to(device(settings.device))
+        where = device(settings.device)
+        if where.type == "cpu":
+            keep_memory()
+        self.model.to(where)
         self._precision = getattr(torch, settings.precision)
         self._microbatch = settings.microbatch
         through = compiled(block) if settings.compile else block

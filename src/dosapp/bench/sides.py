@@ -13,6 +13,7 @@ from dosapp.bench.model import pictures, random_clip
 from dosapp.bench.plain import Plain
 from dosapp.core.masks import Mask, Scores, top_fraction
 from dosapp.data.base import Prompts
+from dosapp.devices import keep_memory
 from dosapp.methods.dosapp import DoSAPP
 from dosapp.student import Selection, Student
 
@@ -26,6 +27,7 @@ class Sides:
     def __init__(
         self, config: Mapping[str, Any], *, double: bool = False, lr: float = RATE
     ) -> None:
+        keep_memory()  # as every learner does; the plain side gains as much
         net, other = random_clip(config), random_clip(config)
         if double:
             net.model.double()

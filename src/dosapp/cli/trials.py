@@ -60,7 +60,9 @@ def bench(
             **measure(config, quick=quick, repeats=repeats, watch=status.update),
         }
         if growth:
-            found["growth"] = grow(config, repeats=1 if quick else 3, watch=status.update)
+            found["growth"] = grow(
+                config, repeats=repeats or (1 if quick else 3), watch=status.update
+            )
     if folder is not None:
         write_speed(found, folder)
     if as_json:
