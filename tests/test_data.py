@@ -1,6 +1,7 @@
 """Generated domains and one's own pictures."""
 
 import dataclasses
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from PIL import Image
 
 from dosapp.data import DOMAINS, load_dataset
+from dosapp.data.ahead import ahead
 from dosapp.data.base import check_class_names
 from dosapp.data.folder import own_data
 from dosapp.errors import BadInput
@@ -152,3 +154,24 @@ class TestBadData:
     def test_unknown_dataset_suggests_the_nearest(self, tiny) -> None:
         with pytest.raises(BadInput, match="did you mean 'shapes'"):
             load_dataset("shaps", tiny)
+
+
+class TestAhead:
+    def test_in_order_and_never_more_than_one_too_early(self) -> None:
+        read: list[int] = []
+        for key, found in ahead(range(5), lambda n: read.append(n) or n * n):
+            assert found == key * key
+            assert max(read) <= key + 1
+        assert read == [0, 1, 2, 3, 4]
+
+    def test_an_error_comes_when_its_turn_comes(self) -> None:
+        found = ahead([2, 1, 0], lambda n: 2 // n)
+        assert [next(found), next(found)] == [(2, 1), (1, 2)]
+        with pytest.raises(ZeroDivisionError):
+            next(found)
+
+    def test_who_stops_early_leaves_no_thread_behind(self) -> None:
+        found = ahead(range(9), lambda n: n)
+        next(found)
+        found.close()
+        assert not [t for t in threading.enumerate() if t.name.startswith("ahead")]

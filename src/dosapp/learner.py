@@ -18,6 +18,7 @@ from dosapp.backbones.clip import load as load_backbone
 from dosapp.backbones.shared import Shared
 from dosapp.caution import Caution
 from dosapp.core.chance import chance
+from dosapp.data.ahead import ahead
 from dosapp.data.base import Prompts, check_class_names
 from dosapp.data.views import Labelled
 from dosapp.devices import moved
@@ -146,9 +147,12 @@ class Learner:
                 self._order(session, epoch, size), partial(self._batch, session.train, labels)
             )
 
-        def batch(step: int) -> Batch:
+        def fresh(step: int) -> Batch:
             rows = self._order(session, step // per_epoch, size)[step % per_epoch]
-            return self._replayed(self._batch(session.train, labels, rows), step)
+            return self._batch(session.train, labels, rows)
+
+        def batch(step: int) -> Batch:
+            return self._replayed(fresh(step), step)
 
         if done == 0:
             for remark in self.remarks(session):
@@ -167,11 +171,11 @@ class Learner:
                 method.after_step(student)
             return Lesson(step + 1, total, loss.item())
 
-        for step in range(done, taught):
+        for step, lesson in ahead(range(done, taught), fresh):
             if step % per_epoch == 0:
                 epoch = step // per_epoch
                 method.begin_epoch(student, epoch, batches(epoch))
-            yield taken(step, method.loss(student, batch(step)))
+            yield taken(step, method.loss(student, self._replayed(lesson, step)))
         if done <= taught:
             method.end_lessons(student, session)
         first = taught

@@ -186,8 +186,8 @@ class Experiment:
             batches = 0
         for counter in (progress.right, progress.guessed, progress.differed):
             counter.extend([0] * (t + 1 - len(counter)))
-        for n in range(progress.done, batches):
-            pixels = next(stream.batches(size, n))
+        left = range(progress.done, batches)
+        for n, pixels in zip(left, stream.batches(size, progress.done), strict=False):
             with self._timed("stream", t):
                 guess = self.learner.adapt(pixels)
             if guess is not None:

@@ -104,17 +104,17 @@ class Student:
 
     @torch.no_grad()
     def templates(self, net: Expert, names: Mapping[str, Prompts]) -> Tensor:
-        """Evaluation features `[C, D]`: the mean over templates, cached until a weight moves."""
+        """Evaluation features `[C, D]`: the mean over templates, cached until a weight moves.
+        Captions of one template go together: they have their beginning in common."""
         key = (net.revision, tuple(names.items()))
         cached = self._texts.get(net)
         if cached is None or cached[0] != key:
-            rows = []
-            for count in sorted({len(p.evaluate) for p in names.values()}):
-                group = [(n, p) for n, p in names.items() if len(p.evaluate) == count]
-                texts = net.encode_text([t.format(n) for n, p in group for t in p.evaluate])
-                means = normalize(texts.view(len(group), count, -1).mean(dim=1), dim=-1)
-                rows += list(zip([n for n, _ in group], means, strict=True))
-            found = dict(rows)
+            found: dict[str, Tensor] = {}
+            for prompts in dict.fromkeys(names.values()):
+                group = [name for name in names if names[name] == prompts]
+                texts = [net.encode_text([t.format(n) for n in group]) for t in prompts.evaluate]
+                means = normalize(torch.stack(texts).mean(dim=0), dim=-1)
+                found |= zip(group, means, strict=True)
             cached = (key, torch.stack([found[name] for name in names]))
             self._texts[net] = cached
         return cached[1]

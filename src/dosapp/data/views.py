@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dosapp.core.chance import chance
+from dosapp.data.ahead import ahead
 from dosapp.data.base import Part, Pictures, Rows
 
 
@@ -47,8 +48,11 @@ class Unlabelled:
 
     def batches(self, size: int, start: int = 0) -> Iterator[Tensor]:
         """Once, in order; the last may be smaller. `start` counts batches already done."""
-        for first in range(start * size, len(self), size):
-            yield self.read(np.arange(first, min(first + size, len(self))))
+        rows = (
+            np.arange(first, min(first + size, len(self)))
+            for first in range(start * size, len(self), size)
+        )
+        return (pixels for _, pixels in ahead(rows, self.read))
 
     def keys(self) -> list[str]:
         return [self.sources[s].key(int(r)) for s, r in self.items]
