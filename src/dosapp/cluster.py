@@ -1,4 +1,4 @@
-"""Runs sent to a Ray cluster: the same runs, the same folder of results.
+"""A Ray cluster, and runs sent to it: the same runs, the same folder of results.
 
 The folder must be one that every node can see. A run whose worker dies is started again elsewhere
 and goes on from its last checkpoint.
@@ -7,7 +7,7 @@ and goes on from its last checkpoint.
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +17,20 @@ from dosapp.settings import RunSettings
 RETRIES = 3  # of a run whose worker died; a run that fails by itself is not tried again
 
 
-def on_ray(
-    compute: Callable[..., Any],
-    planned: Sequence[RunSettings],
-    folder: Path,
-    keep: bool,
-    jobs: int,
-) -> Iterator[tuple[RunSettings, Any]]:
-    """Each run with what came of it (or the error that ended its last worker), as they end.
-
-    `RAY_ADDRESS` names the cluster; without it one is started here, as large as `jobs`.
-    """
+@contextmanager
+def joined(cpus: int, what: str) -> Iterator[Any]:
+    """Ray, in the cluster that `RAY_ADDRESS` names; without it one is started here, as large as
+    `cpus`, and ended with the block."""
     try:
         import ray
     except ImportError as error:
-        raise BadInput("--engine ray needs the Ray package: pip install 'dosapp[ray]'") from error
+        raise BadInput(f"{what} needs the Ray package: pip install 'dosapp[ray]'") from error
     mine = not ray.is_initialized()
     with redirect_stdout(sys.stderr):  # Ray tells of dead workers on stdout, where results go
         if mine:
             os.environ.setdefault("RAY_worker_niceness", "0")  # computing is what they are for
             usual = {"log_to_driver": False, "logging_level": "ERROR"}
-            new = {"num_cpus": jobs, "include_dashboard": False}
+            new = {"num_cpus": cpus, "include_dashboard": False}
             address = os.environ.get("RAY_ADDRESS")
             try:
                 ray.init(**usual, **({} if address else new))
@@ -48,19 +41,31 @@ def on_ray(
                     "set RAY_ADDRESS to one that is up, or leave it out"
                 ) from error
         try:
-            task = ray.remote(num_cpus=1, max_retries=RETRIES)(_compute)
-            home, place = os.getcwd(), folder.resolve()
-            waiting = {task.remote(compute, home, one, place, keep): one for one in planned}
-            while waiting:
-                for ready in ray.wait(list(waiting))[0]:
-                    settings = waiting.pop(ready)
-                    try:
-                        yield settings, ray.get(ready)
-                    except ray.exceptions.RayError as error:
-                        yield settings, error
+            yield ray
         finally:
             if mine:
                 ray.shutdown()
+
+
+def on_ray(
+    compute: Callable[..., Any],
+    planned: Sequence[RunSettings],
+    folder: Path,
+    keep: bool,
+    jobs: int,
+) -> Iterator[tuple[RunSettings, Any]]:
+    """Each run with what came of it (or the error that ended its last worker), as they end."""
+    with joined(jobs, "--engine ray") as ray:
+        task = ray.remote(num_cpus=1, max_retries=RETRIES)(_compute)
+        home, place = os.getcwd(), folder.resolve()
+        waiting = {task.remote(compute, home, one, place, keep): one for one in planned}
+        while waiting:
+            for ready in ray.wait(list(waiting))[0]:
+                settings = waiting.pop(ready)
+                try:
+                    yield settings, ray.get(ready)
+                except ray.exceptions.RayError as error:
+                    yield settings, error
 
 
 def _compute(

@@ -1,15 +1,16 @@
-"""The commands. Parsing and printing only; everything heavy is imported when it is needed.
-
-The order of the imports is that of `dosapp --help`.
-"""
+"""The commands. Parsing and printing only; everything heavy is imported when it is needed."""
 
 import os
 import sys
 import warnings
 
-from dosapp.cli import catalogue, experiments, learners, serving, trials  # noqa: F401
 from dosapp.cli.screen import app, err
 from dosapp.errors import BadInput
+
+# `dosapp --help` has this order
+# isort: off
+from dosapp.cli import experiments, catalogue, learners, serving, trials  # noqa: F401
+# isort: on
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import typer
 from dosapp.cli.screen import Json, LearnerFolder, app, err, out
 from dosapp.errors import BadInput
 from dosapp.flags import with_settings
-from dosapp.service.settings import ServiceSettings
+from dosapp.service.settings import ServiceSettings, check_learner
 
 
 @app.command()
@@ -26,30 +26,32 @@ def serve(
     follow: Annotated[
         bool, typer.Option("--follow", help="only read, and follow the writer's versions")
     ] = False,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="readers beside one writer, on a Ray cluster")
+    ] = None,
 ) -> None:
     """Serve a learner: predict, adapt, teach, roll back, with a page at /."""
     from dosapp.service.serve import demo as prepared
     from dosapp.service.serve import serve as run
-    from dosapp.service.service import Service
 
     place = learner or folder or (Path("my-learner") if demo else None)
     if place is None:
         raise BadInput("which learner? give its folder, or --demo to make one")
+    if replicas and follow:
+        raise BadInput("--replicas has readers of its own; leave out --follow")
     settings: ServiceSettings = ServiceSettings.checked(flags)
     canary = None
     if demo and not follow:
         with err.status("preparing the demo's learner"):
             canary = prepared(place)
 
-    def watch(service: Service) -> None:
-        kind = "a replica of " if follow else ""
-        known = f"version {service.version}, {len(service.classes)} classes"
-        err.print(f"{kind}{place}: {known}", highlight=False)
-        err.print(
-            f"http://{host}:{port}/  the page, /docs the interface; Ctrl-C ends", highlight=False
-        )
+    def watch(words: str) -> None:
+        where = f"http://{host}:{port}/"
+        err.print(words, highlight=False)
+        err.print(f"{where}  the page, /docs the interface; Ctrl-C ends", highlight=False)
 
-    run(place, settings, host=host, port=port, follow=follow, canary=canary, watch=watch)
+    where: dict[str, Any] = {"host": host, "port": port}
+    run(place, settings, **where, follow=follow, replicas=replicas, canary=canary, watch=watch)
 
 
 token_app = typer.Typer(help="Who may ask and teach a served learner.", no_args_is_help=True)
@@ -65,8 +67,7 @@ def token_add(
     """A new token, shown once; only its hash is kept."""
     from dosapp.service.tokens import Tokens
 
-    if not (folder / "learner.json").exists():
-        raise BadInput(f"'{folder}' holds no learner: there is no learner.json in it")
+    check_learner(folder)
     print(Tokens(folder).add(name, role))
 
 

@@ -1,5 +1,6 @@
 """From a folder to a port."""
 
+import contextlib
 import ipaddress
 import signal
 import sys
@@ -10,7 +11,7 @@ from dosapp.errors import BadInput
 from dosapp.learner import Learner
 from dosapp.plan import open_stream
 from dosapp.service.guard import Canary
-from dosapp.service.service import Service, opened
+from dosapp.service.service import opened
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
 from dosapp.settings import LearnerSettings, RunSettings
@@ -25,26 +26,38 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     follow: bool = False,
+    replicas: int | None = None,
     canary: Canary | None = None,
-    watch: Callable[[Service], None] = lambda service: None,
+    watch: Callable[[str], None] = lambda words: None,
 ) -> None:
     """Until somebody stops it. SIGTERM and Ctrl-C answer what waits and save what was learned."""
-    try:
-        import uvicorn
-
-        from dosapp.service.app import build
-    except ImportError as error:
-        raise BadInput(
-            f"serving needs more packages ({error}); pip install 'dosapp[serve]'"
-        ) from error
     if not is_loopback(host) and not Tokens(folder):
         raise BadInput(
             f"'{folder}' has no tokens, so it is served on this machine only, not on {host}; "
             f"make one with: dosapp token add {folder} NAME --role teach"
         )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # after uvicorn has had its turn
+    try:
+        if replicas:
+            from dosapp.service.fleet import Fleet, deployed
+
+            fleet = Fleet(folder=folder, replicas=replicas, service=settings)
+            with deployed(fleet, host, port, canary), contextlib.suppress(KeyboardInterrupt):
+                _end_politely()  # Ray has put a handler of its own there
+                watch(f"one writer and {replicas} reader(s) of {folder}")
+                signal.pause()
+            return
+        import uvicorn
+
+        from dosapp.service.app import build
+    except ImportError as error:
+        extras = "serve,ray" if replicas else "serve"
+        raise BadInput(
+            f"serving needs more packages ({error}); pip install 'dosapp[{extras}]'"
+        ) from error
+    _end_politely()  # after uvicorn has had its turn
     with opened(folder, settings, follow=follow, canary=canary) as service:
-        watch(service)
+        kind = "a replica of " if follow else ""
+        watch(f"{kind}{folder}: version {service.version}, {len(service.classes)} classes")
         try:
             uvicorn.run(
                 build(service),
@@ -57,6 +70,10 @@ def serve(
             )
         except KeyboardInterrupt:
             return
+
+
+def _end_politely() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
 
 def is_loopback(host: str) -> bool:

@@ -27,7 +27,7 @@ from dosapp.learner import Learner, last_whole
 from dosapp.service.audit import Audit
 from dosapp.service.guard import Canary
 from dosapp.service.reader import Answer, Busy, Published, Reader
-from dosapp.service.settings import ServiceSettings
+from dosapp.service.settings import ServiceSettings, check_learner
 from dosapp.service.tokens import Tokens
 from dosapp.service.uploads import Uploads, class_name
 from dosapp.service.writer import Job, Writer
@@ -54,6 +54,12 @@ class Service:
         self.reader: Reader
         self.history: History
         self.uploads: Uploads
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
 
     def ask(self, pixels: Tensor, top: int) -> "Future[Answer]":
         return self.reader.ask(pixels, top)
@@ -332,15 +338,20 @@ def opened(
     canary: Canary | None = None,
 ) -> Iterator[Service]:
     """A service at work; a folder has one writer, and as many replicas as one likes."""
-    if not (folder / "learner.json").exists():
-        raise BadInput(f"'{folder}' holds no learner: there is no learner.json in it")
+    check_learner(folder)
     with contextlib.nullcontext() if follow else locked(folder):
         service = Replica(folder, settings) if follow else Teaching(folder, settings, canary)
-        service.start()
-        try:
+        with at_work(service):
             yield service
-        finally:
-            service.close()
+
+
+@contextlib.contextmanager
+def at_work(service: Service) -> Iterator[Service]:
+    service.start()
+    try:
+        yield service
+    finally:
+        service.close()
 
 
 def canary_in(place: Path, uploads: Uploads) -> Canary:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from dosapp.errors import BadInput
 from dosapp.settings import Checked
 
 
@@ -49,3 +50,8 @@ class ServiceSettings(Checked):
     lessons: Path | None = Field(None, description="the folder that holds server-side lessons")
     device: str = Field("cpu", description="cpu, cuda, mps or auto, whatever it was taught on")
     threads: int | None = Field(None, ge=1, description="of torch; none: half of the cores")
+
+
+def check_learner(folder: Path) -> None:
+    if not (folder / "learner.json").exists():
+        raise BadInput(f"'{folder}' holds no learner: there is no learner.json in it")

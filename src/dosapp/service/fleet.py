@@ -1,0 +1,167 @@
+"""One writer and many readers on a Ray cluster, behind one port: the same app, the same folder.
+
+    request ─ Ray's proxy ─ Reading (one of N) ─ answers
+                               └─ what only the writer can do, and pictures answered ─ Writing (one)
+
+The folder must be one that every node can see. Readers follow it as any replica does; its lock sees
+to it that there is never a second writer, whatever Ray starts. Ray starts again what dies.
+"""
+
+import asyncio
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+from ray import serve
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope
+from torch import Tensor
+
+from dosapp.cluster import joined
+from dosapp.learner import Prediction
+from dosapp.service.app import build
+from dosapp.service.guard import Canary
+from dosapp.service.reader import Answer
+from dosapp.service.service import Replica, Service, at_work, opened
+from dosapp.service.settings import ServiceSettings, check_learner
+from dosapp.settings import Checked
+
+OWN = ("/", "/predict", "/classes", "/versions", "/health", "/ready", "/docs", "/openapi.json")
+FIELDS = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string")
+MORE = ("root_path", "headers", "client", "server")  # of a scope; what else is in it stays here
+Said = tuple[int, list[tuple[bytes, bytes]], bytes]  # status, headers, body
+Offer = Callable[[Tensor, list[Prediction]], None]
+
+
+class Fleet(Checked):
+    """What `serve run dosapp.service.fleet:application` is given, as `name=value` or in YAML."""
+
+    folder: Path = Field(description="a learner's folder that every node can see")
+    replicas: int = Field(2, ge=1, description="readers")
+    service: ServiceSettings = ServiceSettings()
+
+
+class Following(Replica):
+    """A replica that passes on the pictures it has answered."""
+
+    def __init__(self, folder: Path, settings: ServiceSettings, offer: Offer) -> None:
+        super().__init__(folder, settings)
+        self._offer = offer
+
+    def answered_with(self, pixels: Tensor, answer: Answer, learn: bool) -> None:
+        super().answered_with(pixels, answer, learn)
+        if learn and self.settings.adapt:
+            self._offer(pixels, answer.predictions)
+
+
+class Serving:
+    """A service and its app inside an actor."""
+
+    def __init__(self, service: contextlib.AbstractContextManager[Service]) -> None:
+        self._open = contextlib.ExitStack()
+        self.service = self._open.enter_context(service)
+        self.app = build(self.service)
+
+    def check_health(self) -> None:
+        """Ray asks; an error makes it start another."""
+        if not self.service.ready:
+            raise RuntimeError("reader or writer is not at work")
+
+    def __del__(self) -> None:  # Ray's way to say that it is over
+        if hasattr(self, "_open"):
+            self._open.close()
+
+
+class Writing(Serving):
+    def __init__(self, folder: Path, settings: ServiceSettings, canary: Canary | None) -> None:
+        super().__init__(opened(folder, settings, canary=canary))
+
+    async def answer(self, scope: Scope, body: bytes) -> Said:
+        """A request that came to a reader."""
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        return await said(self.app, scope, receive)
+
+    async def offer(self, pixels: Any, predictions: list[Prediction]) -> None:
+        answer = Answer(self.service.version, predictions)
+        self.service.answered_with(torch.from_numpy(pixels), answer, learn=True)
+
+
+class Reading(Serving):
+    def __init__(self, folder: Path, settings: ServiceSettings, writer: Any) -> None:
+        self._writer = writer
+        self._offers: set[asyncio.Task[None]] = set()
+        super().__init__(at_work(Following(folder, settings, self._offer)))
+
+    async def __call__(self, request: Request) -> Response:
+        path = request.scope["path"]
+        if path in OWN or path.startswith("/versions/"):
+            found = await said(self.app, request.scope, request.receive)
+        else:
+            sent = {name: request.scope.get(name) for name in FIELDS + MORE}
+            found = await self._writer.answer.remote(sent, await request.body())
+        status, headers, body = found
+        response = Response(body, status)
+        response.raw_headers = headers
+        return response
+
+    def _offer(self, pixels: Tensor, predictions: list[Prediction]) -> None:
+        task = asyncio.ensure_future(self._offered(pixels, predictions))
+        self._offers.add(task)  # or it might be forgotten before it has run
+        task.add_done_callback(self._offers.discard)
+
+    async def _offered(self, pixels: Tensor, predictions: list[Prediction]) -> None:
+        try:
+            await self._writer.offer.remote(pixels.numpy(), predictions)
+        except Exception as error:  # the writer is being started again: an answer is an answer
+            warnings.warn(f"pictures were not learned from ({error})", stacklevel=1)
+
+
+async def said(app: ASGIApp, scope: Scope, receive: Receive) -> Said:
+    """What an app answers, whole."""
+    status, headers, body = 500, [], b""
+
+    async def send(message: Message) -> None:
+        nonlocal status, headers, body
+        if message["type"] == "http.response.start":
+            status, headers = message["status"], [tuple(h) for h in message["headers"]]
+        else:
+            body += message.get("body", b"")
+
+    await app(scope, receive, send)
+    return status, headers, body
+
+
+def application(fleet: Fleet) -> Any:
+    """For `serve run` and Serve's config files, which hand over one argument."""
+    return _bound(fleet, None)
+
+
+def _bound(fleet: Fleet, canary: Canary | None) -> Any:
+    folder, settings = fleet.folder.resolve(), fleet.service
+    usual = {"max_ongoing_requests": settings.requests, "graceful_shutdown_timeout_s": 60.0}
+    writing = serve.deployment(Writing, name="writer", num_replicas=1, **usual)
+    reading = serve.deployment(Reading, name="reader", num_replicas=fleet.replicas, **usual)
+    return reading.bind(folder, settings, writing.bind(folder, settings, canary))
+
+
+@contextlib.contextmanager
+def deployed(fleet: Fleet, host: str, port: int, canary: Canary | None = None) -> Iterator[None]:
+    """At work until the block ends."""
+    check_learner(fleet.folder)
+    with joined(fleet.replicas + 1, "--replicas"):
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        serve.start(http_options={"host": host, "port": port})
+        try:
+            serve.run(_bound(fleet, canary), name="dosapp")
+            yield
+        finally:
+            serve.shutdown()
