@@ -52,7 +52,7 @@ def load(curve: Sequence[Mapping[str, Any]]) -> Figure:
                 values = [1000 * row[side][figures] for row in curve]
                 words = f"adaptation {side}, {figures}"
                 time.plot(share, values, style, marker="o", ms=4, color=colour, label=words)
-        time.set(xlabel="load, % of capacity", ylabel="latency, ms", yscale="log")
+        time.set(xlabel="load, % of capacity", ylabel="latency, ms", ylim=(0, None))
         time.legend(frameon=False, fontsize=8)
         learned = [100 * min(1.0, row["on"]["adapted"]) for row in curve]
         kept.plot(share, learned, marker="o", color=OURS)
