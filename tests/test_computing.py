@@ -243,11 +243,13 @@ def test_blocks_are_compiled_or_it_says_why_not(compiler, said, tmp_path) -> Non
 def test_freed_memory_stays_with_the_process() -> None:
     """Otherwise the kernel fills every large block with zeros, again in every step."""
     program = """
-import resource, sys, torch
-from dosapp.devices import keep_memory
+import resource, sys, threading
+from dosapp.peak import keep_memory
 
 if sys.argv[1] == "keep":
     keep_memory()
+
+import torch
 
 
 def fresh_pages():
@@ -256,12 +258,20 @@ def fresh_pages():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
-print(min(fresh_pages() for _ in range(30)))
+def fewest():
+    print(min(fresh_pages() for _ in range(30)))
+
+
+fewest()
+thread = threading.Thread(target=fewest)
+thread.start()
+thread.join()
 """
 
     def fewest(how: str) -> int:
         command = [sys.executable, "-c", program, how]
-        return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return max(map(int, said.split()))
 
     if sys.platform != "linux" or fewest("usual") < 1000:
         pytest.skip("this machine's memory is kept anyway")

@@ -58,7 +58,7 @@ def pictures(stream, task: int = 0, count: int = 8) -> list[bytes]:
 
 
 def asking(app) -> TestClient:
-    return TestClient(app, "http://127.0.0.1")
+    return TestClient(app, "http://127.0.0.1", client=("127.0.0.1", 1))
 
 
 def lesson(stream) -> bytes:

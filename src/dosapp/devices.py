@@ -1,9 +1,6 @@
 """Where tensors live: a device by name, or one sentence about why it is not to be had."""
 
-import contextlib
-import ctypes
 import os
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -31,18 +28,6 @@ def device(name: str) -> torch.device:
     if found.type not in there or (found.index or 0) >= count:
         raise BadInput(f"device '{name}' is not available here; use auto or {', '.join(there)}")
     return found
-
-
-@cache
-def keep_memory() -> None:
-    """Blocks of memory that are freed stay with the process. By default glibc gives those above
-    32 MB back to the kernel at once, which fills each with zeros when the next step asks for it
-    again: at batch 64 of ViT-B/16 that takes longer than the forward. Elsewhere nothing is done."""
-    trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD, M_MMAP_MAX of malloc.h
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(mmap_max, 0)
-        libc.mallopt(trim_threshold, -1)  # never
 
 
 def moved(tensor: Tensor, to: torch.device) -> Tensor:

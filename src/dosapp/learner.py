@@ -144,15 +144,16 @@ class Learner:
 
         def batches(epoch: int) -> "Pass":
             return Pass(
-                self._order(session, epoch, size), partial(self._batch, session.train, labels)
+                self._order(session, epoch, size),
+                lambda rows: self._placed(self._read(session.train, labels, rows)),
             )
 
-        def fresh(step: int) -> Batch:
+        def read(step: int) -> Batch:
             rows = self._order(session, step // per_epoch, size)[step % per_epoch]
-            return self._batch(session.train, labels, rows)
+            return self._read(session.train, labels, rows)
 
         def batch(step: int) -> Batch:
-            return self._replayed(fresh(step), step)
+            return self._replayed(self._placed(read(step)), step)
 
         if done == 0:
             for remark in self.remarks(session):
@@ -171,11 +172,11 @@ class Learner:
                 method.after_step(student)
             return Lesson(step + 1, total, loss.item())
 
-        for step, lesson in ahead(range(done, taught), fresh):
+        for step, lesson in ahead(range(done, taught), read):
             if step % per_epoch == 0:
                 epoch = step // per_epoch
                 method.begin_epoch(student, epoch, batches(epoch))
-            yield taken(step, method.loss(student, self._replayed(lesson, step)))
+            yield taken(step, method.loss(student, self._replayed(self._placed(lesson), step)))
         if done <= taught:
             method.end_lessons(student, session)
         first = taught
@@ -225,9 +226,12 @@ class Learner:
         random = chance("lessons", self.settings.seed, self.sessions, epoch)
         return np.array_split(random.permutation(count)[: count // size * size], count // size)
 
-    def _batch(self, lessons: Labelled, labels: Tensor, rows: np.ndarray) -> Batch:
+    def _read(self, lessons: Labelled, labels: Tensor, rows: np.ndarray) -> Batch:
         new = torch.zeros(len(rows), dtype=torch.bool)
-        parts = (lessons.read(rows), labels[torch.from_numpy(rows)], new)
+        return Batch(lessons.read(rows), labels[torch.from_numpy(rows)], new)
+
+    def _placed(self, batch: Batch) -> Batch:
+        parts = (batch.pixels, batch.labels, batch.replayed)
         return Batch(*(moved(part, self.device) for part in parts))
 
     def _replayed(self, batch: Batch, step: int) -> Batch:

@@ -13,8 +13,8 @@ from dosapp.bench.model import pictures, random_clip
 from dosapp.bench.plain import Plain
 from dosapp.core.masks import Mask, Scores, top_fraction
 from dosapp.data.base import Prompts
-from dosapp.devices import keep_memory
 from dosapp.methods.dosapp import DoSAPP
+from dosapp.peak import keep_memory
 from dosapp.student import Selection, Student
 
 RATE, DECAY, SHARE = 7.5e-6, 0.2, 0.1  # the paper's

@@ -6,6 +6,7 @@ import warnings
 
 from dosapp.cli.screen import app, err
 from dosapp.errors import BadInput
+from dosapp.peak import keep_memory
 
 # `dosapp --help` has this order
 # isort: off
@@ -15,6 +16,7 @@ from dosapp.cli import experiments, catalogue, learners, serving, trials  # noqa
 
 def main() -> None:
     """The one place where a user's mistake becomes a sentence and exit code 2."""
+    keep_memory()  # before there are threads
     if os.environ.get("RANK", "0") != "0":  # of several processes under torchrun the first speaks
         sys.stdout, err.quiet = open(os.devnull, "w"), True  # noqa: SIM115
     warnings.showwarning = lambda message, *_: err.print(f"note: {message}", highlight=False)

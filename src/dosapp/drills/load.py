@@ -25,6 +25,7 @@ from dosapp.service.client import Client, Refused
 FLAGS = ("--skew", "1", "--disagreement", "1", "--adapt-batch", "64", "--interval", "20")
 SHARES = (0.05, 0.15, 0.3, 0.6, 0.9)
 CLIENTS = 4
+PICTURES = 8  # per request: so that a full load is more than the writer can learn from
 
 
 @dataclass
@@ -65,7 +66,8 @@ def drill(
                 watch(f"{share:.0%} of the capacity, adaptation {name}")
                 before = _signals(service)
                 heard = open_loop(service, images, share * capacity, seconds)
-                row[name] = heard.facts() | _adapted(service, before, len(heard.latencies))
+                answered = PICTURES * len(heard.latencies)
+                row[name] = heard.facts() | _adapted(service, before, answered)
             curve.append(row)
         watch(f"{sustained:.0f} seconds of as much as it takes")
         memory = [held(on.process.pid)]
@@ -93,7 +95,7 @@ def closed_loop(service: Served, images: list[bytes], seconds: float) -> Heard:
         random = chance("load", who)
         with service.client() as client:
             while time.monotonic() < end:
-                _ask(client, images[random.integers(len(images))], heard)
+                _ask(client, _some(images, random), heard)
 
     workers = [threading.Thread(target=asks, args=(n,)) for n in range(CLIENTS)]
     for worker in workers:
@@ -108,10 +110,10 @@ def open_loop(service: Served, images: list[bytes], rate: float, seconds: float)
     heard, random = Heard(), chance("open", rate)
     idle: list[Client] = [service.client() for _ in range(64)]
 
-    def asks(row: int, due: float) -> None:
+    def asks(pictures: list[bytes], due: float) -> None:
         client = idle.pop()
         try:
-            _ask(client, images[row], heard, due)
+            _ask(client, pictures, heard, due)
         finally:
             idle.append(client)
 
@@ -120,16 +122,20 @@ def open_loop(service: Served, images: list[bytes], rate: float, seconds: float)
         while due < end:
             due += float(random.exponential(1 / rate))
             time.sleep(max(0.0, due - time.perf_counter()))
-            hands.submit(asks, int(random.integers(len(images))), due)
+            hands.submit(asks, _some(images, random), due)
     for client in idle:
         client.close()
     return heard
 
 
-def _ask(client: Client, image: bytes, heard: Heard, due: float | None = None) -> None:
+def _some(images: list[bytes], random: np.random.Generator) -> list[bytes]:
+    return [images[row] for row in random.integers(len(images), size=PICTURES)]
+
+
+def _ask(client: Client, pictures: list[bytes], heard: Heard, due: float | None = None) -> None:
     start = time.perf_counter() if due is None else due
     try:
-        client.predict([image], top=1)
+        client.predict(pictures, top=1)
         heard.latencies.append(time.perf_counter() - start)
     except Refused as error:
         if error.code == 429:

@@ -41,7 +41,9 @@ class Desk:
             tokens = self.service.tokens
             if not tokens:
                 if not self.limits.is_own_page(request):
-                    raise HTTPException(403, "requests from other sites' pages are refused")
+                    raise HTTPException(
+                        403, "without tokens only this machine may ask, and no other site's pages"
+                    )
                 return ANYBODY
             scheme, _, token = request.headers.get("authorization", "").partition(" ")
             who = tokens.caller(token.strip()) if scheme.lower() == "bearer" else None

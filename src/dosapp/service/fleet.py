@@ -10,6 +10,7 @@ to it that there is never a second writer, whatever Ray starts. Ray starts again
 import asyncio
 import contextlib
 import logging
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,12 +19,15 @@ from typing import Any
 import torch
 from pydantic import Field
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import BackPressureError
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope
 from torch import Tensor
 
 from dosapp.cluster import joined
+from dosapp.errors import BadInput
 from dosapp.learner import Prediction
 from dosapp.service.app import build
 from dosapp.service.guard import Canary
@@ -31,7 +35,10 @@ from dosapp.service.reader import Answer
 from dosapp.service.service import Replica, Service, at_work, opened
 from dosapp.service.settings import ServiceSettings, check_learner
 from dosapp.settings import Checked
+from dosapp.storage import locked
 
+PATIENCE = 30.0  # seconds to wait for the folder
+GRACE = 50.0  # seconds an actor has to answer and save; `serve.delete` waits for sixty
 OWN = ("/", "/predict", "/classes", "/versions", "/health", "/ready", "/docs", "/openapi.json")
 FIELDS = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string")
 MORE = ("root_path", "headers", "client", "server")  # of a scope; what else is in it stays here
@@ -63,9 +70,17 @@ class Following(Replica):
 class Serving:
     """A service and its app inside an actor."""
 
-    def __init__(self, service: contextlib.AbstractContextManager[Service]) -> None:
+    def __init__(self, made: Callable[[], contextlib.AbstractContextManager[Service]]) -> None:
         self._open = contextlib.ExitStack()
-        self.service = self._open.enter_context(service)
+        until = time.monotonic() + PATIENCE
+        while True:  # the last writer may not have ended, or be mending what a reader wants to read
+            try:
+                self.service = self._open.enter_context(made())
+                break
+            except (BadInput, OSError):
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.5)
         self.app = build(self.service)
 
     def check_health(self) -> None:
@@ -80,13 +95,14 @@ class Serving:
 
 class Writing(Serving):
     def __init__(self, folder: Path, settings: ServiceSettings, canary: Canary | None) -> None:
-        super().__init__(opened(folder, settings, canary=canary))
+        super().__init__(lambda: opened(folder, settings, canary=canary))
 
     async def answer(self, scope: Scope, body: bytes) -> Said:
         """A request that came to a reader."""
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Message:
-            return {"type": "http.request", "body": body, "more_body": False}
+            return messages.pop() if messages else {"type": "http.disconnect"}
 
         return await said(self.app, scope, receive)
 
@@ -99,19 +115,28 @@ class Reading(Serving):
     def __init__(self, folder: Path, settings: ServiceSettings, writer: Any) -> None:
         self._writer = writer
         self._offers: set[asyncio.Task[None]] = set()
-        super().__init__(at_work(Following(folder, settings, self._offer)))
+        super().__init__(lambda: at_work(Following(folder, settings, self._offer)))
 
     async def __call__(self, request: Request) -> Response:
         path = request.scope["path"]
         if path in OWN or path.startswith("/versions/"):
-            found = await said(self.app, request.scope, request.receive)
-        else:
-            sent = {name: request.scope.get(name) for name in FIELDS + MORE}
-            found = await self._writer.answer.remote(sent, await request.body())
-        status, headers, body = found
-        response = Response(body, status)
-        response.raw_headers = headers
-        return response
+            return response(await said(self.app, request.scope, request.receive))
+        return await self._forwarded(request)
+
+    async def _forwarded(self, request: Request) -> Response:
+        most, body = self.service.settings.body, b""
+        async for part in request.stream():
+            body += part
+            if len(body) > most:
+                return JSONResponse({"error": f"a body has at most {most:,} bytes"}, 413)
+        scope = {name: request.scope.get(name) for name in FIELDS + MORE}
+        try:
+            return response(await self._writer.answer.remote(scope, body))
+        except BackPressureError:
+            words = "too much waits for the writer, or it is being started again; try again later"
+            return JSONResponse({"error": words}, 429, {"Retry-After": "1"})
+        except RayError:
+            return JSONResponse({"error": "the writer has died; another is being started"}, 503)
 
     def _offer(self, pixels: Tensor, predictions: list[Prediction]) -> None:
         task = asyncio.ensure_future(self._offered(pixels, predictions))
@@ -140,6 +165,13 @@ async def said(app: ASGIApp, scope: Scope, receive: Receive) -> Said:
     return status, headers, body
 
 
+def response(said: Said) -> Response:
+    status, headers, body = said
+    found = Response(body, status)
+    found.raw_headers = headers
+    return found
+
+
 def application(fleet: Fleet) -> Any:
     """For `serve run` and Serve's config files, which hand over one argument."""
     return _bound(fleet, None)
@@ -147,9 +179,14 @@ def application(fleet: Fleet) -> Any:
 
 def _bound(fleet: Fleet, canary: Canary | None) -> Any:
     folder, settings = fleet.folder.resolve(), fleet.service
-    usual = {"max_ongoing_requests": settings.requests, "graceful_shutdown_timeout_s": 60.0}
-    writing = serve.deployment(Writing, name="writer", num_replicas=1, **usual)
-    reading = serve.deployment(Reading, name="reader", num_replicas=fleet.replicas, **usual)
+    places = {n: p.resolve() for n in ("canary", "lessons") if (p := getattr(settings, n))}
+    settings = settings.model_copy(update=places)  # actors have another working directory
+    usual = {"max_ongoing_requests": settings.requests, "graceful_shutdown_timeout_s": GRACE}
+    # What waits for a writer that is not there must not take all the readers' places.
+    few = {"max_queued_requests": max(1, settings.requests // 4)}
+    many = {"max_queued_requests": settings.requests}
+    writing = serve.deployment(Writing, name="writer", num_replicas=1, **usual, **few)
+    reading = serve.deployment(Reading, name="reader", num_replicas=fleet.replicas, **usual, **many)
     return reading.bind(folder, settings, writing.bind(folder, settings, canary))
 
 
@@ -157,11 +194,21 @@ def _bound(fleet: Fleet, canary: Canary | None) -> Any:
 def deployed(fleet: Fleet, host: str, port: int, canary: Canary | None = None) -> Iterator[None]:
     """At work until the block ends."""
     check_learner(fleet.folder)
+    with locked(fleet.folder):
+        pass  # or one sentence here, not a traceback from an actor
     with joined(fleet.replicas + 1, "--replicas"):
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.start(http_options={"host": host, "port": port})
         try:
-            serve.run(_bound(fleet, canary), name="dosapp")
+            _run(_bound(fleet, canary))
             yield
         finally:
-            serve.shutdown()
+            serve.delete("dosapp")  # waits for the writer to save; other applications stay
+
+
+def _run(app: Any) -> None:
+    try:
+        serve.run(app, name="dosapp")
+    except RuntimeError as error:
+        why = [line for line in str(error).splitlines() if line.strip()][-1].strip()
+        raise BadInput(f"the fleet could not be started: {why}") from error

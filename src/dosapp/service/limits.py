@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dosapp.service.reader import Busy
-from dosapp.service.settings import ServiceSettings
+from dosapp.service.settings import ServiceSettings, is_loopback
 
 CALLERS = 10_000  # whose rate is remembered
 LOCAL = {"localhost", "127.0.0.1", "::1"}
@@ -63,9 +63,11 @@ class Limits:
             raise Busy(f"more than {rate:g} requests per second; slow down")
 
     def is_own_page(self, request: Request) -> bool:
-        """Without tokens, whoever reaches the loopback may do everything; a page of another site
-        that a browser on this machine has open may not."""
+        """Without tokens, whoever is on this machine may do everything; another machine may not,
+        nor a page of another site that a browser on this machine has open."""
         said, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if request.client is None or not is_loopback(request.client.host):
+            return False
         try:
             host = urlsplit(f"//{said}").hostname
             return host in LOCAL and (origin is None or urlsplit(origin).netloc == said)

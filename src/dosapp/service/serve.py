@@ -1,7 +1,6 @@
 """From a folder to a port."""
 
 import contextlib
-import ipaddress
 import signal
 import sys
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from dosapp.learner import Learner
 from dosapp.plan import open_stream
 from dosapp.service.guard import Canary
 from dosapp.service.service import opened
-from dosapp.service.settings import ServiceSettings
+from dosapp.service.settings import ServiceSettings, is_loopback
 from dosapp.service.tokens import Tokens
 from dosapp.settings import LearnerSettings, RunSettings
 
@@ -74,13 +73,6 @@ def serve(
 
 def _end_politely() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def demo(folder: Path) -> Canary:

@@ -1,5 +1,6 @@
 """What a service is, as checked values. Imports no torch: `--help` must be quick."""
 
+import ipaddress
 from pathlib import Path
 
 from pydantic import Field
@@ -55,3 +56,10 @@ class ServiceSettings(Checked):
 def check_learner(folder: Path) -> None:
     if not (folder / "learner.json").exists():
         raise BadInput(f"'{folder}' holds no learner: there is no learner.json in it")
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
