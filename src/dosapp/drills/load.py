@@ -25,6 +25,7 @@ from dosapp.service.client import Client, Refused
 FLAGS = ("--skew", "1", "--disagreement", "1", "--adapt-batch", "64", "--interval", "20")
 SHARES = (0.05, 0.15, 0.3, 0.6, 0.9)
 CLIENTS = 4
+TURNS = 4  # of each side at each load
 PICTURES = 8  # per request: so that a full load is more than the writer can learn from
 
 
@@ -33,6 +34,11 @@ class Heard:
     latencies: list[float] = field(default_factory=list)
     busy: int = 0  # 429
     errors: list[str] = field(default_factory=list)
+
+    def add(self, more: "Heard") -> None:
+        self.latencies += more.latencies
+        self.busy += more.busy
+        self.errors += more.errors
 
     def facts(self) -> dict[str, Any]:
         found = np.array(self.latencies or [np.nan])
@@ -61,28 +67,33 @@ def drill(
         capacity = len(closed_loop(off, images, seconds).latencies) / seconds
         curve = []
         for share in SHARES:
+            heard = {"off": Heard(), "on": Heard()}
+            sides = {"off": off, "on": on}
+            before = {name: _signals(service) for name, service in sides.items()}
+            for turn in range(TURNS):  # what else the machine does then falls on both
+                for name in sides if turn % 2 else reversed(sides):
+                    watch(f"{share:.0%} of the capacity, adaptation {name}, turn {turn + 1}")
+                    heard[name].add(
+                        open_loop(sides[name], images, share * capacity, seconds / TURNS, turn)
+                    )
+                    _rested(sides[name])
             row: dict[str, Any] = {"share": share, "requests_per_second": share * capacity}
-            for name, service in (("off", off), ("on", on)):
-                watch(f"{share:.0%} of the capacity, adaptation {name}")
-                before = _signals(service)
-                heard = open_loop(service, images, share * capacity, seconds)
-                answered = PICTURES * len(heard.latencies)
-                row[name] = heard.facts() | _adapted(service, before, answered)
+            for name, service in sides.items():
+                answered = PICTURES * len(heard[name].latencies)
+                row[name] = heard[name].facts() | _adapted(service, before[name], answered)
             curve.append(row)
         watch(f"{sustained:.0f} seconds of as much as it takes")
         memory = [held(on.process.pid)]
-        heard = Heard()
+        long = Heard()
         end = time.monotonic() + sustained
         while time.monotonic() < end:
-            some = closed_loop(on, images, min(15.0, sustained))
-            heard.latencies += some.latencies
-            heard.errors += some.errors
+            long.add(closed_loop(on, images, min(15.0, sustained)))
             memory.append(held(on.process.pid))
         ended = on.stop()
     return {
         "capacity": capacity,
         "curve": curve,
-        "sustained": heard.facts() | {"seconds": sustained, "memory_mb": memory},
+        "sustained": long.facts() | {"seconds": sustained, "memory_mb": memory},
         "ended_with": ended,
     }
 
@@ -105,9 +116,11 @@ def closed_loop(service: Served, images: list[bytes], seconds: float) -> Heard:
     return heard
 
 
-def open_loop(service: Served, images: list[bytes], rate: float, seconds: float) -> Heard:
+def open_loop(
+    service: Served, images: list[bytes], rate: float, seconds: float, turn: int = 0
+) -> Heard:
     """Requests at random moments, on average `rate` per second, whatever has become of the last."""
-    heard, random = Heard(), chance("open", rate)
+    heard, random = Heard(), chance("open", rate, turn)
     idle: list[Client] = [service.client() for _ in range(64)]
 
     def asks(pictures: list[bytes], due: float) -> None:
@@ -152,11 +165,17 @@ def _signals(service: Served) -> dict[str, Any]:
     return found
 
 
+def _rested(service: Served) -> None:
+    """It has learned from what it could: the other's turn must not pay for it."""
+    until = time.monotonic() + 10
+    while _signals(service).get("stream", 0) >= 64 and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(0.5)
+
+
 def _adapted(service: Served, before: dict[str, Any], answered: int) -> dict[str, Any]:
     """Of the pictures answered, those learned from; what still waits for a full batch counts."""
-    until = time.monotonic() + 10
-    while (now := _signals(service))["stream"] >= 64 and time.monotonic() < until:
-        time.sleep(0.1)
+    now = _signals(service)
     learned = now["signals"]["adapted"] - before["signals"]["adapted"]
     waiting = now["stream"] - before["stream"]
     skipped = now["signals"]["skipped"] - before["signals"]["skipped"]
