@@ -46,12 +46,21 @@ def serve(
             canary = prepared(place)
 
     def watch(words: str) -> None:
-        where = f"http://{host}:{port}/"
         err.print(words, highlight=False)
-        err.print(f"{where}  the page, /docs the interface; Ctrl-C ends", highlight=False)
+        err.print(
+            f"http://{host}:{port}/  the page, /docs the interface; Ctrl-C ends", highlight=False
+        )
 
-    where: dict[str, Any] = {"host": host, "port": port}
-    run(place, settings, **where, follow=follow, replicas=replicas, canary=canary, watch=watch)
+    run(
+        place,
+        settings,
+        host=host,
+        port=port,
+        follow=follow,
+        replicas=replicas,
+        canary=canary,
+        watch=watch,
+    )
 
 
 token_app = typer.Typer(help="Who may ask and teach a served learner.", no_args_is_help=True)

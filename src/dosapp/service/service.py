@@ -56,10 +56,11 @@ class Service:
         self.uploads: Uploads
 
     def start(self) -> None:
-        raise NotImplementedError
+        self.reader.start()
 
     def close(self) -> None:
-        raise NotImplementedError
+        """Answers what waits."""
+        self.reader.close()
 
     def ask(self, pixels: Tensor, top: int) -> "Future[Answer]":
         return self.reader.ask(pixels, top)
@@ -178,12 +179,12 @@ class Teaching(Service):
         write_json(self._place, {"frozen": self.writer.frozen})
 
     def start(self) -> None:
-        self.reader.start()
+        super().start()
         self.writer.start()
 
     def close(self) -> None:
-        """Answer what waits, save what was learned."""
-        self.reader.close()
+        """And saves what was learned."""
+        super().close()
         self.writer.close()
 
     @property
@@ -316,13 +317,13 @@ class Replica(Service):
                 warnings.warn(f"{error}; looking again", stacklevel=1)
 
     def start(self) -> None:
-        self.reader.start()
+        super().start()
         self._thread.start()
 
     def close(self) -> None:
         self._ending.set()
         self._thread.join()
-        self.reader.close()
+        super().close()
 
     @property
     def ready(self) -> bool:
