@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import shutil
+import time
 import zipfile
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from dosapp.drills.served import lesson as served_lesson
 from dosapp.drills.served import pictures as served_pictures
 from dosapp.errors import BadInput
 from dosapp.learner import Learner
-from dosapp.service.reader import Busy
+from dosapp.service.reader import Answer, Busy
 from dosapp.service.service import ReadOnly, opened
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
@@ -186,6 +187,17 @@ class TestTheStream:
             client.post("/predict", files=files(pictures(stream, count=3)))
             until(lambda: service.version > 1)
             assert service.writer.signals.adapted == 3
+
+    def test_the_stream_waits_while_answers_do(self, folder, stream) -> None:
+        pixels = stream.tasks[0].test.read(range(8))
+        with served(folder, batch=4, skew=1.0) as service:
+            service.reader.waiting = 5  # as if one more waited than the next batch takes
+            answer = Answer(1, service.reader.published.learner.predict(pixels, 1))
+            service.answered_with(pixels, answer, learn=True)
+            time.sleep(0.3)  # many looks at the queue
+            assert (service.writer.waiting, service.writer.signals.adapted) == (8, 0)
+            service.reader.waiting = 0
+            until(lambda: service.writer.signals.adapted == 8)
 
     def test_no_picture_ever_touches_a_disk(self, folder, stream, tmp_path, monkeypatch) -> None:
         """Nothing is written anywhere while pictures large enough for a temporary file come and

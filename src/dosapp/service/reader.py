@@ -55,6 +55,10 @@ class Reader:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    def behind(self) -> bool:
+        """More pictures wait than the next batch takes."""
+        return self.waiting > self.settings.batch
+
     def ask(self, pixels: Tensor, top: int = 5) -> "Future[Answer]":
         with self._counting:
             if self.waiting + len(pixels) > max(self.settings.queue, len(pixels)):

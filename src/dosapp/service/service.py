@@ -159,7 +159,7 @@ class Teaching(Service):
         first = Published(self.history.head, learner.at(learner.state(), learns=False))
         self.reader = Reader(first, s)
         self.writer = Writer(learner, self.history, s, self._publish, self.canary, frozen)
-        self.writer.watch = self._noted
+        self.writer.watch, self.writer.pressed = self._noted, self.reader.behind
         self._corrections: dict[str, list[Tensor]] = {}
         self._turn = threading.Lock()
 

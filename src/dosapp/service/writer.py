@@ -65,6 +65,9 @@ class Job:
         return {name: getattr(self, name) for name in names}
 
 
+BREATH = 0.02  # seconds between two looks whether answers still wait
+
+
 @dataclass(frozen=True)
 class Seen:
     """A picture of the stream, and what was answered about it."""
@@ -96,6 +99,7 @@ class Writer:
         self.trouble = ""  # what could not be written
         self.jobs: dict[str, Job] = {}
         self.watch: Callable[[str, Mapping[str, Any]], None] = lambda what, facts: None
+        self.pressed: Callable[[], bool] = lambda: False  # do answers wait? Then the stream does
         self._publish = publish
         self._good = (_kept(learner.state()), _kept(learner.working()))
         self._number = history.head
@@ -283,10 +287,11 @@ class Writer:
             self._return()
 
     def _batch(self) -> list[Seen] | None:
-        """A full batch, or what there is when the first of it has waited long enough."""
+        """A full batch, or what there is when the first of it has waited long enough; none while
+        answers wait."""
         size, waiting = self.settings.adapt_batch, self._stream
         old = waiting and time.monotonic() - waiting[0].at >= self.settings.adapt_wait
-        if len(waiting) < size and not old:
+        if (len(waiting) < size and not old) or self.pressed():
             return None
         return [waiting.popleft() for _ in range(min(size, len(waiting)))]
 
@@ -296,8 +301,11 @@ class Writer:
     def _patience(self) -> float:
         """Seconds until something has to be done although nobody asks."""
         left = [60.0]
-        if self._stream:
-            left.append(self._stream[0].at + self.settings.adapt_wait - time.monotonic())
+        if len(self._stream) >= self.settings.adapt_batch:  # answers come first
+            left.append(BREATH)
+        elif self._stream:
+            due = self._stream[0].at + self.settings.adapt_wait - time.monotonic()
+            left.append(max(BREATH, due))
         if self._steps:
             left.append(self.settings.interval_wait - self._idle())
         return max(0.0, min(left))
