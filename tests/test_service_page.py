@@ -161,6 +161,18 @@ def test_the_page_asks_nobody_else_and_writes_text_only() -> None:
 
 
 @in_a_browser
+def test_the_interface_is_shown_without_anybody_elses_scripts(served, visit) -> None:
+    url, _ = served()
+    page = visit(url)
+    page.goto(url + "docs")
+    expect(page.locator(".opblock-summary-path", has_text="/predict")).to_be_visible()
+    page.locator("#operations-default-health_health_get").click()
+    page.get_by_role("button", name="Try it out").click()
+    page.get_by_role("button", name="Execute").click()
+    expect(page.locator(".live-responses-table .response-col_status").last).to_have_text("200")
+
+
+@in_a_browser
 class TestAsking:
     def test_chosen_dropped_and_pasted_pictures_are_answered(
         self, folder, served, stream, visit

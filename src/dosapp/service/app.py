@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as AnyHTTPException
 
@@ -43,7 +44,9 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 def build(service: Service) -> FastAPI:
     desk = Desk(service)
 
-    app = FastAPI(
+    app = FastAPIOffline(  # the scripts of /docs come from here, too
+        static_url="/docs/files",
+        redoc_url=None,
         title="DoSAPP",
         version=version_of("dosapp"),
         description="A CLIP classifier that learns new classes and keeps the old ones.",

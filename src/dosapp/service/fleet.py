@@ -119,7 +119,7 @@ class Reading(Serving):
 
     async def __call__(self, request: Request) -> Response:
         path = request.scope["path"]
-        if path in OWN or path.startswith("/versions/"):
+        if path in OWN or path.startswith(("/versions/", "/docs/")):
             return response(await said(self.app, request.scope, request.receive))
         return await self._forwarded(request)
 
