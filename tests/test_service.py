@@ -301,6 +301,17 @@ class TestTeaching:
             assert (job["state"], job["classes"], job["images"]) == ("done", [known], 4)
             assert client.get("/status").json()["corrections"] == 0
 
+    def test_corrections_can_be_forgotten(self, folder, stream) -> None:
+        with served(folder) as service, asking(build(service)) as client:
+            for image in pictures(stream, count=2):
+                body = {"image": base64.b64encode(image).decode(), "label": "a slip"}
+                client.post("/correct", json=body)
+            assert client.post("/correct/forget").json() == {"forgotten": 2}
+            assert client.post("/correct/forget").json() == {"forgotten": 0}
+            assert client.post("/learn", json={}).status_code == 400
+            noted = [line["what"] for line in client.get("/audit").json()]
+        assert noted.count("forgot corrections") == 1
+
     def test_a_lesson_can_be_given_up(self, folder, stream) -> None:
         before = Learner.load(folder).digest()
         with served(folder) as service, asking(build(service)) as client:

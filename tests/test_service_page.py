@@ -244,6 +244,17 @@ class TestAsking:
         expect(page.locator("#corrections")).to_be_hidden()
         expect(page.locator("tr.now")).to_contain_text(f"taught {name}")
 
+    def test_corrections_can_be_forgotten(self, folder, served, stream, visit) -> None:
+        url, service = served(adapt=False)
+        page = visit(url)
+        page.set_input_files("#ask-files", files(stream, count=1))
+        page.get_by_role("button", name="That's wrong").click()
+        page.get_by_label("What is it?").fill("a slip")
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="Forget them").click()
+        expect(page.locator("#corrections")).to_be_hidden()
+        assert service.status()["corrections"] == 0
+
 
 @in_a_browser
 class TestTeaching:

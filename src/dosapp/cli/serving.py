@@ -156,6 +156,14 @@ def client_correct(image: Path, label: str, url: Url = HERE, token: Token = None
     out.print(f"{_client(url, token).correct(image, label)} correction(s) wait", highlight=False)
 
 
+@client_app.command("forget")
+def client_forget(url: Url = HERE, token: Token = None) -> None:
+    """Forget the corrections that wait."""
+    out.print(
+        f"{_client(url, token).forget_corrections()} correction(s) forgotten", highlight=False
+    )
+
+
 @client_app.command("rollback")
 def client_rollback(version: int, url: Url = HERE, token: Token = None) -> None:
     """Back to a version, as a new one."""

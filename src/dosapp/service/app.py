@@ -178,6 +178,11 @@ def _teaching(app: FastAPI, desk: Desk) -> None:
         waiting = await desk.apart(service.correct, pixels[0], body.label, who.name)
         return {"waiting": waiting}
 
+    @app.post("/correct/forget")
+    async def forget(who: Teaches) -> dict[str, Any]:
+        """The corrections that wait were wrong themselves. Says how many there were."""
+        return {"forgotten": await desk.apart(service.forget_corrections, who.name)}
+
     @app.post("/classes/rename", openapi_extra=_bodies(Rename))
     async def rename(request: Request, who: Teaches) -> dict[str, Any]:
         body = await desk.json(request, Rename)

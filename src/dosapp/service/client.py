@@ -107,6 +107,11 @@ class Client:
         found: int = self._ask("POST", "/correct", json={"image": text, "label": label})["waiting"]
         return found
 
+    def forget_corrections(self) -> int:
+        """Says how many had waited."""
+        found: int = self._ask("POST", "/correct/forget")["forgotten"]
+        return found
+
     def rename(self, name: str, to: str) -> int:
         return self._version("/classes/rename", {"name": name, "to": to})
 

@@ -101,6 +101,9 @@ class Service:
     def correct(self, picture: Tensor, name: str, who: str) -> int:
         raise self._refuse()
 
+    def forget_corrections(self, who: str) -> int:
+        raise self._refuse()
+
     def job(self, name: str) -> Job | None:
         return None
 
@@ -247,6 +250,13 @@ class Teaching(Service):
                 raise Busy(f"{waiting} corrections wait for a lesson already; start one")
             self._corrections.setdefault(class_name(name), []).append(picture)
             return waiting + 1
+
+    def forget_corrections(self, who: str) -> int:
+        with self._turn:
+            count, self._corrections = self._count(), {}
+        if count:
+            self._noted("forgot corrections", {"who": who, "images": count})
+        return count
 
     def job(self, name: str) -> Job | None:
         return self.writer.jobs.get(name)
