@@ -11,7 +11,7 @@ from dosapp.learner import Learner
 from dosapp.plan import open_stream
 from dosapp.service.guard import Canary
 from dosapp.service.service import opened
-from dosapp.service.settings import ServiceSettings, is_loopback
+from dosapp.service.settings import ServiceSettings, check_learner, is_loopback
 from dosapp.service.tokens import Tokens
 from dosapp.settings import LearnerSettings, RunSettings
 
@@ -30,6 +30,7 @@ def serve(
     watch: Callable[[str], None] = lambda words: None,
 ) -> None:
     """Until somebody stops it. SIGTERM and Ctrl-C answer what waits and save what was learned."""
+    check_learner(folder)
     if not is_loopback(host) and not Tokens(folder):
         raise BadInput(
             f"'{folder}' has no tokens, so it is served on this machine only, not on {host}; "
