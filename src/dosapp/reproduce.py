@@ -83,7 +83,7 @@ class Scale:
     memory: Mapping[int, int]
     references: str = ""
     data: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    rates: Mapping[str, float] = field(default_factory=dict)  # by method, from `dosapp tune`
+    rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by data, method
 
     @classmethod
     def named(cls, name: str) -> "Scale":
@@ -100,7 +100,8 @@ class Scale:
 
     def runs(self, table: Table, row: Row, data: str) -> list[RunSettings]:
         """The same run for every seed."""
-        values = {"lr": self.rates.get(row.run["method"]), **self.settings, **row.run, "data": data}
+        rate = self.rates.get(data, {}).get(row.run["method"])
+        values = {"lr": rate, **self.settings, **row.run, "data": data}
         if values.get("memory"):
             values["memory"] = self.memory[values["memory"]]
         if "references" in values.get("options", {}):
