@@ -537,7 +537,9 @@ class TestGuards:
             same = pictures(stream, count=1) * 8
             client.post("/predict", files=files(same))
             until(lambda: service.writer.signals.held)
-            assert service.writer.signals.adapted == 0
+            signals = client.get("/status").json()["signals"]
+            assert (signals["held"], signals["adapted"]) == (8, 0)
+            assert signals["skew"] == 1  # over the classes known, not over those seen
         assert Learner.history_of(folder).head == 1
 
     def test_an_interval_that_harms_the_canary_is_taken_back_and_then_it_stops(

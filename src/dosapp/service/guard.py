@@ -42,11 +42,12 @@ class Signals:
             total += one
         return dict(total.most_common())
 
-    def facts(self) -> dict[str, object]:
+    def facts(self, classes: int) -> dict[str, object]:
+        """The skew is over all classes the learner knows, seen or not."""
         counts = self.histogram()
         return {
             "histogram": counts,
-            "skew": skew_of(counts, max(len(counts), 1)),
+            "skew": skew_of(counts, classes),
             "disagreement": _mean(tuple(self.disagreement)),
             "confidence": _mean(tuple(self.confidence)),
             "drift": self.drift,

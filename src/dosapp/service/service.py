@@ -211,7 +211,7 @@ class Teaching(Service):
             "stream": writer.waiting,
             "corrections": corrections,
             "at_work": self.ready,
-            "signals": writer.signals.facts(),
+            "signals": writer.signals.facts(len(self.classes)),
             "jobs": [job.facts() for job in self.jobs() if not job.ended.is_set()],
         }
 
