@@ -5,7 +5,7 @@ import pytest
 from dosapp.errors import BadInput
 from dosapp.report.sweeps import sweeps
 from dosapp.report.tables import markdown, on_the_stream, paired, rows
-from dosapp.result import Result
+from dosapp.result import Result, same_stream
 
 
 def made(label: str, seed: int, acc: float, forgot: float | None, **settings: object) -> Result:
@@ -67,6 +67,36 @@ def test_namesakes_are_told_apart_by_what_differs() -> None:
 def test_what_the_stream_was_like() -> None:
     lines = on_the_stream(rows(RESULTS[:2])).splitlines()
     assert lines[2] == "| A | 80.0 ± 0.0 | 2.0 ± 0.0 | 0.50 ± 0.00 | 1.0 ± 0.0 | 2 |"
+
+
+class TestWhatMayBeCompared:
+    def changed(self, **changes: object) -> tuple[Result, Result]:
+        task = {"classes": ["cat"], "train": 9, "stream": 5, "test": 5}
+        one = made("A", 0, 80, 10).model_copy(update={"tasks": [task], "key": "one"})
+        two = made("B", changes.pop("seed", 0), 85, 10, **changes.pop("settings", {}))
+        tasks = [{**task, **changes.pop("task", {})}]
+        return one, two.model_copy(update={"tasks": tasks, "key": "two", **changes})
+
+    def test_what_is_taught_and_streamed_may_differ(self) -> None:
+        settings = {"stream": False, "fraction": 0.5, "stream_noise": 0.1, "memory": 9}
+        stream = {"name": "pets", "hash": "other"}
+        same_stream(*self.changed(settings=settings, task={"stream": 0}, stream=stream))
+        same_stream(*self.changed(R=[[1.0], [1.0]], stream=stream))  # joint training, and not
+        same_stream(*self.changed(settings={"full_test": True}, task={"test": 10}))
+
+    @pytest.mark.parametrize(
+        ("changes", "says"),
+        [
+            ({"task": {"classes": ["dog"]}}, "one and two are of different tasks"),
+            ({"task": {"test": 6}}, "different numbers of test pictures"),
+            ({"settings": {"test_noise": 0.1}}, "test_noise is 0.0 and 0.1"),
+            ({"seed": 1}, "seed is 0 and 1"),
+            ({"stream": {"hash": "x"}}, "same settings but other pictures; the data has changed"),
+        ],
+    )
+    def test_what_is_measured_may_not(self, changes, says) -> None:
+        with pytest.raises(BadInput, match=says):
+            same_stream(*self.changed(**changes))
 
 
 class TestSweeps:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dosapp.errors import BadInput
 from dosapp.metrics import Matrix
+from dosapp.settings import LearnerSettings, RunSettings
 from dosapp.storage import read_json, write_bytes, write_json
 
 FORMAT = 1
@@ -77,3 +79,63 @@ class Result(BaseModel):
 def cells(matrix: Matrix) -> Cells:
     """NaN → null."""
     return [[None if np.isnan(x) else float(x) for x in row] for row in matrix]
+
+
+# What may be compared
+
+
+def settings_of(result: Result) -> dict[str, Any]:
+    """With those that came after the result was written: they were off."""
+    return {**RunSettings().model_dump(mode="json"), **result.settings}
+
+
+def same_definitions(results: Iterable[Result]) -> None:
+    """One table has one meaning for each of its columns."""
+    first: dict[str, Result] = {}
+    for result in results:
+        for name, formula in result.definitions.items():
+            other = first.setdefault(name, result)
+            if other.definitions[name] != formula:
+                raise BadInput(
+                    f"results {other.key} and {result.key} define their metrics differently: "
+                    f"{name} is '{other.definitions[name]}' and '{formula}'"
+                )
+
+
+def same_tasks(one: Result, two: Result) -> None:
+    """The same classes in the same order, and as many pictures to ask about; or one is asked about
+    the whole test set and one about its half, as in a table of the paper."""
+    compared = {"classes": "tasks", "test": "numbers of test pictures"}
+    if settings_of(one)["full_test"] != settings_of(two)["full_test"]:
+        del compared["test"]
+    for what, words in compared.items():
+        if [t.get(what) for t in one.tasks] != [t.get(what) for t in two.tasks]:
+            raise BadInput(f"results {one.key} and {two.key} are of different {words}")
+
+
+# Settings that shape a stream: with all of them equal, its hash is the hash of the pictures.
+SHAPE = set(RunSettings.model_fields) - set(LearnerSettings.model_fields)
+SHAPE = SHAPE - {"data_dir", "stream_batch"} | {"seed"}
+
+
+def same_stream(one: Result, two: Result) -> None:
+    """Two results can be subtracted if they say the same of the same test halves.
+
+    What was taught and streamed may differ (no stream, a part of it, noise on it, a memory, joint
+    training): that is what tables vary. The seed halves the test part, and noise may be put on it.
+    """
+    same_definitions([one, two])
+    same_tasks(one, two)
+    mine, theirs = settings_of(one), settings_of(two)
+    for name in ("seed", "test_noise"):
+        if mine[name] != theirs[name]:
+            raise BadInput(
+                f"results {one.key} and {two.key} are asked about different test pictures: "
+                f"{name} is {mine[name]} and {theirs[name]}"
+            )
+    alike = len(one.R) == len(two.R) and all(mine[name] == theirs[name] for name in SHAPE)
+    if alike and one.stream.get("hash") != two.stream.get("hash"):
+        raise BadInput(
+            f"results {one.key} and {two.key} have streams with the same settings but other "
+            "pictures; the data has changed between them"
+        )
