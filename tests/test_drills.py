@@ -7,11 +7,22 @@ from dosapp.drills import bad_input, crash, guards
 pytest.importorskip("fastapi")
 
 
-def test_bad_requests_get_4xx_and_change_nothing(tmp_path) -> None:
-    found = bad_input.drill(tmp_path / "learner", 120)
+def test_bad_requests_are_refused_for_what_they_are_and_change_nothing(tmp_path) -> None:
+    found = bad_input.drill(tmp_path / "learner", 145)  # five of each kind
     assert found["wrong"] == []
     assert found["weights_unchanged"]
-    assert sum(found["codes"].values()) == 120
+    assert sum(found["codes"].values()) == 145
+    at_the_door = {kind for kind in found["codes"] if kind.endswith(("401", "403"))}
+    assert at_the_door == {"wrong token: 401", "weak token: 403"}
+
+
+def test_a_service_that_turns_everybody_away_does_not_pass(tmp_path, monkeypatch) -> None:
+    from dosapp.service.tokens import Tokens
+
+    monkeypatch.setattr(Tokens, "caller", lambda self, token: None)
+    found = bad_input.drill(tmp_path / "learner", 29)
+    assert found["wrong"][0].startswith("an honest request got 401")
+    assert len(found["wrong"]) > 20
 
 
 @pytest.mark.slow
