@@ -2,9 +2,12 @@
 
 import base64
 import contextlib
+import errno
 import io
 import json
+import os
 import shutil
+import threading
 import time
 import zipfile
 from pathlib import Path
@@ -230,6 +233,58 @@ class TestTheStream:
         learner.save(tmp_path / "x")
         with pytest.raises(BadInput, match="keeps pictures of the stream"), served(tmp_path / "x"):
             pass
+
+
+class TestAFullDisk:
+    @pytest.fixture
+    def full(self, monkeypatch) -> threading.Event:
+        """While it is set nothing can be written."""
+        write, full = os.fsync, threading.Event()
+
+        def fails(handle: int) -> None:
+            if full.is_set():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write(handle)
+
+        monkeypatch.setattr(os, "fsync", fails)
+        return full
+
+    @pytest.mark.parametrize("then", ["a lesson", "a lesson given up", "a rename", "an error"])
+    def test_what_the_stream_taught_outlives_whatever_fails(
+        self, folder, stream, full, then, monkeypatch
+    ) -> None:
+        """Steps that were judged good are in the next version, however many could not be written
+        and whatever else could not."""
+        alone = Learner.load(folder)
+        pixels = torch.stack([alone.student.net.picture(Image.open(io.BytesIO(p)))
+                              for p in pictures(stream)])  # fmt: skip
+        with served(folder, interval=1) as service, asking(build(service)) as client:
+            full.set()
+            for done in (8, 16):
+                client.post("/predict", files=files(pictures(stream)))
+                until(lambda done=done: service.writer.signals.adapted == done)
+            until(lambda: "is full" in service.writer.trouble)
+            if then == "a rename":
+                body = {"name": alone.classes[0], "to": "owl"}
+                assert client.post("/classes/rename", json=body).status_code == 400
+            elif then == "an error":
+                with pytest.raises(ZeroDivisionError):
+                    service.writer.ask(lambda: 1 / 0).result()
+            else:
+                hold = hold_the_writer(service)
+                job = client.post("/learn", files={"archive": lesson(stream)}).json()
+                if then == "a lesson given up":
+                    client.post(f"/jobs/{job['id']}/cancel")
+                hold.set()
+                assert service.job(job["id"]).ended.wait(60)
+                assert service.job(job["id"]).state in ("failed", "cancelled")
+            assert service.version == 1
+            full.clear()
+        versions = Learner.history_of(folder).versions()
+        assert [v.reason for v in versions][1:] == ["2 steps on the stream"]
+        for _ in range(2):
+            alone.adapt(pixels)
+        assert Learner.load(folder).digest() == alone.digest()
 
 
 def watched_opens(monkeypatch) -> list[str]:

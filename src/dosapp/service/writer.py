@@ -101,10 +101,10 @@ class Writer:
         self.watch: Callable[[str, Mapping[str, Any]], None] = lambda what, facts: None
         self.pressed: Callable[[], bool] = lambda: False  # do answers wait? Then the stream does
         self._publish = publish
-        self._good = (_kept(learner.state()), _kept(learner.working()))
+        self._good = self._now()  # what is returned to
         self._number = history.head
-        self._steps = 0  # on the stream, since the last version
-        self._differ: list[float] = []  # of those steps
+        self._steps: list[float] = []  # on the stream, not judged yet: how far experts differed
+        self._owed: list[float] = []  # judged good, and not in a version for want of room
         self._changed = time.monotonic()
         self._session_canary = self._right()
         self._session_weights = _answering(learner)
@@ -240,7 +240,7 @@ class Writer:
     def _changed_by_hand(self, reason: str, who: str) -> int:
         seen = self._measured()
         try:
-            number = self._commit(reason, {**seen, "who": who})
+            number = self._commit(self._now(), reason, {**seen, "who": who})
         except BadInput:
             self._return()
             raise
@@ -267,7 +267,7 @@ class Writer:
                     order()
                 elif batch:
                     self.adapt(batch)
-                elif self._steps and self._idle() >= self.settings.interval_wait:
+                elif self._unwritten and self._idle() >= self.settings.interval_wait:
                     self._close_interval()
         self.finish()
 
@@ -278,7 +278,7 @@ class Writer:
 
     @contextlib.contextmanager
     def _going_on(self) -> Iterator[None]:
-        """Whatever goes wrong, the service stands: the last good version is taken up again."""
+        """Whatever goes wrong, the service stands: the last good state is taken up again."""
         try:
             yield
         except Exception as error:
@@ -295,6 +295,10 @@ class Writer:
             return None
         return [waiting.popleft() for _ in range(min(size, len(waiting)))]
 
+    @property
+    def _unwritten(self) -> bool:
+        return bool(self._steps or self._owed)
+
     def _idle(self) -> float:
         return time.monotonic() - self._changed
 
@@ -306,7 +310,7 @@ class Writer:
         elif self._stream:
             due = self._stream[0].at + self.settings.adapt_wait - time.monotonic()
             left.append(max(BREATH, due))
-        if self._steps:
+        if self._unwritten:
             left.append(self.settings.interval_wait - self._idle())
         return max(0.0, min(left))
 
@@ -332,28 +336,29 @@ class Writer:
             return
         signals.adapted += len(batch)
         signals.disagreement.append(guess.disagreement)
-        self._differ.append(guess.disagreement)
-        self._steps += 1
-        if self._steps >= self.settings.interval:
+        self._steps.append(guess.disagreement)
+        if len(self._steps) >= self.settings.interval:
             self._close_interval()
 
     def _close_interval(self) -> None:
         """Publish what the stream has taught, or take it back."""
-        if not self._steps:
+        if not self._unwritten:
             return
         seen = self._measured()
-        differ = sum(self._differ) / len(self._differ)
-        why = self.guard.against_interval(differ, self._session_canary, seen.get("canary"))
-        if why is not None:
-            self._refuse(why)
-            return
+        if self._steps:
+            right = self._session_canary, seen.get("canary")
+            why = self.guard.against_interval(_mean(self._steps), *right)
+            if why is not None:
+                self._refuse(why)
+                return
+            self.guard.strikes = 0
+            self._good = self._now()  # whatever comes next, and whether it can be written or not
+            self._owed, self._steps = self._owed + self._steps, []
         try:
-            self._commit(f"{self._steps} steps on the stream", {**seen, "disagreement": differ})
+            reason = f"{len(self._owed)} steps on the stream"
+            self._commit(self._good, reason, {**seen, "disagreement": _mean(self._owed)})
         except BadInput as error:  # the disk is full: go on, and try again after an interval
-            self.trouble = str(error)
-            self._steps, self._differ, self._changed = 1, [differ], time.monotonic()
-            return
-        self.guard.strikes = 0
+            self.trouble, self._changed = str(error), time.monotonic()
 
     def _refuse(self, why: str) -> None:
         self._return()
@@ -406,7 +411,8 @@ class Writer:
                 self.watch("refused", {"job": job.id, "why": why, "version": self._number})
                 return
             names = ", ".join(job.classes[:3]) + (", …" if len(job.classes) > 3 else "")
-            job.version = self._commit(f"taught {names}", {**seen, "who": job.who})
+            facts = {**seen, "who": job.who}
+            job.version = self._commit(self._now(), f"taught {names}", facts)
             self._begin_anew(seen)
         except Cancelled:
             self._return()
@@ -425,13 +431,13 @@ class Writer:
 
     # Versions
 
-    def _commit(self, reason: str, seen: Mapping[str, Any]) -> int:
+    def _commit(self, now: tuple[State, State], reason: str, seen: Mapping[str, Any]) -> int:
         """Write, acknowledge, publish."""
-        state, working = _kept(self.learner.state()), _kept(self.learner.working())
+        state, working = now
         number = self.history.commit(state, reason, seen)
         self.history.checkpoint(state, working)
-        self._good, self._number, self.trouble = (state, working), number, ""
-        self._steps, self._differ = 0, []
+        self._good, self._number, self.trouble = now, number, ""
+        self._steps, self._owed = [], []
         if "canary" in seen:
             self.signals.canary.append((number, seen["canary"]))
         self._publish(Published(number, self.learner.at(state, learns=False)))
@@ -442,15 +448,23 @@ class Writer:
                 self.trouble = str(error)
         return number
 
+    def _now(self) -> tuple[State, State]:
+        return _kept(self.learner.state()), _kept(self.learner.working())
+
     def _return(self) -> None:
-        """To the last good version, as if nothing had been tried since."""
+        """To the last good state, as if nothing had been tried since: a version, or what is to be
+        one when there is room."""
         self.learner = self.learner.at(_kept(self._good[0]), _kept(self._good[1]))
-        self._steps, self._differ = 0, []
+        self._steps = []
 
     def _begin_anew(self, seen: Mapping[str, Any]) -> None:
         """From here on the canary and the drift are compared with what is now."""
         self._session_weights, self._session_canary = _answering(self.learner), seen.get("canary")
         self.signals.drift, self.guard.strikes = 0.0, 0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _kept(state: State) -> State:
