@@ -57,6 +57,13 @@ def test_a_failed_run_does_not_stop_the_others(tmp_path, small) -> None:
     assert not list(tmp_path.rglob("learner"))  # results are kept, learners are not
 
 
+def test_a_failed_run_keeps_its_log(tmp_path, small) -> None:
+    [outcome] = grid([small(method="flyp", lr=1e12)], tmp_path / "store")
+    assert outcome.result is None
+    [log] = tmp_path.rglob("error.log")
+    assert outcome.error in log.read_text()
+
+
 def test_processes_give_the_same_results(tmp_path, small) -> None:
     planned = [small(method="zero-shot"), small(method="spu")]
     alone = {o.settings.method: o.result for o in grid(planned, tmp_path / "a")}
@@ -77,6 +84,41 @@ def test_workers_do_not_outlive_a_killed_grid(tmp_path) -> None:
         process.kill()
         process.wait()
     wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+
+
+def test_a_killed_worker_takes_nothing_along(tmp_path) -> None:
+    """Its run goes on in another process from its checkpoint, and the others never notice."""
+    file = write(tmp_path / "g.yaml", method="spu", seeds="0-2", epochs=15, batch=4)
+    calm = grid(plan(file), tmp_path / "calm")
+    command = [sys.executable, "-m", "dosapp", "grid", str(file), "--jobs", "2"]
+    process = subprocess.Popen(
+        [*command, "--out", "store", "--json"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for(lambda: bool(list((tmp_path / "store").rglob("working.safetensors"))))
+        [worker, *_] = filter(None, map(holder, (tmp_path / "store").glob("*/.lock")))
+        os.kill(worker, signal.SIGKILL)
+        said, _ = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    found = {one["settings"]["seed"]: one["weights"] for one in json.loads(said)}
+    assert found == {o.settings.seed: o.result.weights for o in calm}
+
+
+def test_ctrl_c_ends_a_grid_at_once(tmp_path) -> None:
+    file = write(tmp_path / "g.yaml", method="flyp", seeds="0-9", epochs=200)
+    grid_command = [sys.executable, "-m", "dosapp", "grid", str(file), "--jobs", "2"]
+    process = subprocess.Popen(grid_command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: len(list(tmp_path.rglob("run.json"))) == 2)
+        workers = children(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) != 0
+    finally:
+        process.kill()
+    wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+    assert len(list(tmp_path.rglob("run.json"))) == 2  # nobody began another
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 300) -> None:

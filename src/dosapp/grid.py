@@ -12,19 +12,21 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import threading
 import time
 import traceback
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
 
-from dosapp.cluster import on_ray
+from dosapp.cluster import RETRIES, on_ray
 from dosapp.errors import BadInput
 from dosapp.plan import plan as prepare
 from dosapp.result import Result
@@ -142,15 +144,66 @@ def _checked(settings: RunSettings, found: Outcome | BaseException, folder: Path
 def _in_processes(
     planned: list[RunSettings], folder: Path, keep: bool, jobs: int
 ) -> Iterator[tuple[RunSettings, Outcome | BaseException]]:
-    pool = ProcessPoolExecutor(
-        jobs, mp_context=get_context("spawn"), initializer=_worker, initargs=(os.getpid(),)
-    )
+    """As many hands as jobs. One that dies takes only its run along, and that goes on in another
+    from its last checkpoint; when the grid is left, all are let go at once."""
+    waiting = deque((one, 0) for one in planned)
+    free, busy = [Hand() for _ in planned[:jobs]], dict[Hand, tuple[RunSettings, int]]()
     try:
-        futures = {pool.submit(compute, one, folder, keep): one for one in planned}
-        for future in as_completed(futures):  # a worker that is killed takes its pool with it
-            yield futures[future], future.exception() or future.result()
+        while waiting or busy:
+            while waiting and free:
+                hand, (one, deaths) = free.pop(), waiting.popleft()
+                hand.pipe.send((one, folder, keep))
+                busy[hand] = (one, deaths)
+            ready = wait([hand.pipe for hand in busy])
+            for hand in [hand for hand in busy if hand.pipe in ready]:
+                one, deaths = busy.pop(hand)
+                found = hand.found()
+                died = isinstance(found, BaseException)
+                free.append(Hand() if died else hand)
+                if died and deaths < RETRIES:
+                    waiting.appendleft((one, deaths + 1))
+                else:
+                    yield one, found
     finally:
-        pool.shutdown(cancel_futures=True)
+        for hand in [*free, *busy]:
+            hand.process.terminate()
+
+
+class Hand:
+    """A process that computes one run at a time."""
+
+    def __init__(self) -> None:
+        context = get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
+        self.process.start()
+        theirs.close()  # so that the pipe ends when the process does
+
+    def found(self) -> Outcome | BaseException:
+        try:
+            outcome: Outcome = self.pipe.recv()
+            return outcome
+        except (EOFError, OSError):
+            self.process.join()
+            return RuntimeError(f"exit code {self.process.exitcode}")
+
+
+def _work(pipe: Connection, parent: int) -> None:
+    """One thread, since processes share the cores; and no hand outlives the grid it works for."""
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the grid hears Ctrl-C, and ends its hands
+    torch.set_num_threads(1)
+    warnings.formatwarning = lambda message, *_: f"note: {message}\n"
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)  # the run's last checkpoint is on disk
+
+    threading.Thread(target=watch, daemon=True).start()
+    while True:
+        pipe.send(compute(*pipe.recv()))
 
 
 def compute(settings: RunSettings, folder: Path, keep: bool) -> Outcome:
@@ -165,24 +218,9 @@ def compute(settings: RunSettings, folder: Path, keep: bool) -> Outcome:
         if fresh and not keep:
             shutil.rmtree(place / "learner", ignore_errors=True)
         return Outcome(settings, result)
-    except BadInput as error:
-        return Outcome(settings, None, str(error))
     except Exception as error:
         if place is not None:
             write_bytes(place / "error.log", traceback.format_exc().encode())
-        return Outcome(settings, None, f"{type(error).__name__}: {error} (log: {place}/error.log)")
-
-
-def _worker(parent: int) -> None:
-    """One thread each, since processes share the cores; and none outlives the grid it works for."""
-    import torch
-
-    torch.set_num_threads(1)
-    warnings.formatwarning = lambda message, *_: f"note: {message}\n"
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)  # the run's last checkpoint is on disk
-
-    threading.Thread(target=watch, daemon=True).start()
+        ours = isinstance(error, BadInput)
+        said = str(error) if ours else f"{type(error).__name__}: {error} (log: {place}/error.log)"
+        return Outcome(settings, None, said)
