@@ -4,7 +4,7 @@ import pytest
 
 from dosapp.errors import BadInput
 from dosapp.report.sweeps import sweeps
-from dosapp.report.tables import markdown, on_the_stream, paired, rows
+from dosapp.report.tables import footnote, markdown, on_the_stream, paired, rows
 from dosapp.result import Result, same_stream
 
 
@@ -95,8 +95,33 @@ class TestWhatMayBeCompared:
         ],
     )
     def test_what_is_measured_may_not(self, changes, says) -> None:
+        one, two = self.changed(**changes)
         with pytest.raises(BadInput, match=says):
-            same_stream(*self.changed(**changes))
+            same_stream(one, two)
+
+    def test_a_difference_needs_the_same_test_pictures(self) -> None:
+        one, two = self.changed(task={"classes": ["dog"]})
+        with pytest.raises(BadInput, match="different tasks"):
+            paired(rows([one, two]), "A")
+
+    def test_one_table_has_one_definition_of_a_metric(self) -> None:
+        one, two = self.changed(definitions={"forgetting": "max"})
+        one = one.model_copy(update={"definitions": {"forgetting": "mean"}})
+        with pytest.raises(BadInput, match=r"one and two define.*forgetting is 'mean' and 'max'"):
+            rows([one, two])
+        assert footnote([one]) == "forgetting = mean"
+
+    def test_no_result_silently_replaces_another(self) -> None:
+        one = made("A", 0, 80, 10)
+        assert len(rows([one, one])) == 1  # found in two places
+        with pytest.raises(BadInput, match="one and two have the same settings and seed, but"):
+            rows([one.model_copy(update={"key": key}) for key in ("one", "two")])
+
+    def test_seeds_of_one_row_have_the_same_tasks(self) -> None:
+        one, _ = self.changed()
+        two = made("A", 1, 80, 10).model_copy(update={"tasks": [], "key": "two"})
+        with pytest.raises(BadInput, match="one and two are of different tasks"):
+            rows([one, two])
 
 
 class TestSweeps:

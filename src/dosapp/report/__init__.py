@@ -47,6 +47,7 @@ def write_report(
             f"a report with pictures needs {error.name}; pip install 'dosapp[report]'"
         ) from error
     table = rows(results)
+    differences = [] if against is None else [paired(table, against)]
     folder.mkdir(parents=True, exist_ok=True)
     pictures = []
     for name, figure in figures.figures(table).items():
@@ -70,13 +71,11 @@ def write_report(
         rows=table,
         columns=columns,
         pictures=pictures,
-        footnote=footnote(),
+        footnote=footnote(results),
         provenance=provenance,
     )
     write_bytes(folder / "report.html", html.encode())
-    parts = [f"# {title}\n", markdown(table, columns), footnote() + "\n"]
-    if against is not None:
-        parts.append(paired(table, against))
+    parts = [f"# {title}\n", markdown(table, columns), footnote(results) + "\n", *differences]
     parts.append(on_the_stream(table))
     write_bytes(folder / "report.md", "\n".join(parts).encode())
     write_bytes(folder / "report.csv", comma_separated(table, columns).encode())

@@ -8,8 +8,8 @@ from typing import Any
 
 from dosapp.errors import BadInput
 from dosapp.methods import build
-from dosapp.report.tables import Row, settings_of
-from dosapp.result import Result
+from dosapp.report.tables import Row
+from dosapp.result import Result, settings_of
 
 FEWEST = 3  # values that make a line
 

@@ -5,16 +5,15 @@ import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
-from dosapp.errors import unknown
+from dosapp.errors import BadInput, unknown
 from dosapp.methods import METHODS
 from dosapp.methods.base import Ability
 from dosapp.plan import title
-from dosapp.result import Result
-from dosapp.settings import RunSettings
+from dosapp.result import Result, same_definitions, same_stream, same_tasks, settings_of
 
 COLUMNS = {
     "accuracy": "Acc ↑",
@@ -64,13 +63,22 @@ class Row:
 def rows(results: Iterable[Result]) -> list[Row]:
     """One row per thing compared, its seeds together, in order of appearance.
 
-    Runs that would share a name but not their settings are told apart by what differs.
+    Runs that would share a name but not their settings are told apart by what differs; those that
+    share both, but not their key, saw other data or weights, and no table can hold the two.
     """
+    results = list(results)
+    same_definitions(results)
     groups: dict[str, dict[int, Result]] = {}
     for result in results:
         rest = {k: v for k, v in settings_of(result).items() if k != "seed"}
         group = groups.setdefault(json.dumps(rest, sort_keys=True), {})
-        group[result.settings["seed"]] = result
+        other = group.setdefault(result.settings["seed"], result)
+        if other.key != result.key:
+            raise BadInput(
+                f"results {other.key} and {result.key} have the same settings and seed, but other "
+                "data, weights or defaults; report one of them"
+            )
+        same_tasks(next(iter(group.values())), result)
     firsts = [next(iter(group.values())) for group in groups.values()]
     return [
         Row(
@@ -107,11 +115,6 @@ def _said(key: str, value: object) -> str:
     if isinstance(value, bool):
         return key.replace("_", " ") if value else ""
     return f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
-
-
-def settings_of(result: Result) -> dict[str, Any]:
-    """With those that came after the result was written: they were off."""
-    return {**RunSettings().model_dump(mode="json"), **result.settings}
 
 
 def markdown(table: Sequence[Row], columns: Mapping[str, str] = COLUMNS) -> str:
@@ -186,6 +189,8 @@ def paired(table: Sequence[Row], against: str) -> str:
         both = [r for r in row.results if r.settings["seed"] in reference]
         if row.name == against or not both:
             continue
+        for result in both:
+            same_stream(result, reference[result.settings["seed"]])
         cells = []
         for metric in COLUMNS:
             pairs = [
@@ -241,8 +246,8 @@ def abilities() -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def footnote(columns: Iterable[str] = COLUMNS) -> str:
-    """The definition behind every column: there is more than one 'forgetting'."""
-    from dosapp.metrics import DEFINITIONS
-
-    return "; ".join(f"{name} = {DEFINITIONS[name]}" for name in columns)
+def footnote(results: Iterable[Result], columns: Iterable[str] = COLUMNS) -> str:
+    """The definition behind every column, as the results have it: there is more than one
+    'forgetting'."""
+    said = {name: formula for r in results for name, formula in r.definitions.items()}
+    return "; ".join(f"{name} = {said[name]}" for name in columns if name in said)
