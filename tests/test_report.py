@@ -1,10 +1,12 @@
 """Tables from results that were never run."""
 
+import re
+
 import pytest
 
 from dosapp.errors import BadInput
 from dosapp.report.sweeps import sweeps
-from dosapp.report.tables import footnote, markdown, on_the_stream, paired, rows
+from dosapp.report.tables import footnote, latex, markdown, on_the_stream, paired, rows
 from dosapp.result import Result, same_stream
 
 
@@ -67,6 +69,24 @@ def test_namesakes_are_told_apart_by_what_differs() -> None:
 def test_what_the_stream_was_like() -> None:
     lines = on_the_stream(rows(RESULTS[:2])).splitlines()
     assert lines[2] == "| A | 80.0 ± 0.0 | 2.0 ± 0.0 | 0.50 ± 0.00 | 1.0 ± 0.0 | 2 |"
+
+
+def test_latex_has_the_best_of_each_dataset_in_bold() -> None:
+    easy, hard = {"name": "pets", "boundaries": []}, {"name": "planes", "boundaries": []}
+    table = rows(
+        made(label, 0, acc, 10, data=stream["name"]).model_copy(update={"stream": stream})
+        for label, acc, stream in (
+            ("A", 90, easy),
+            ("B", 80, easy),
+            ("A", 30, hard),
+            ("B", 40, hard),
+        )
+    )
+    text = latex(table, {"accuracy": "Acc ↑"})
+    assert re.findall(r"^(.*) & \\textbf{(.*)}", text, re.M) == [
+        ("A, pets", "90.0"),
+        ("B, planes", "40.0"),
+    ]
 
 
 class TestWhatMayBeCompared:

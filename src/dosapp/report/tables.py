@@ -146,12 +146,13 @@ LOWER_IS_BETTER = {"forgetting", "seconds", "peak_memory"}
 
 
 def latex(table: Sequence[Row], columns: Mapping[str, str] = COLUMNS) -> str:
-    """A booktabs table to paste, the best of each column in bold."""
-    best = {}
-    for name in columns:
-        means = [float(m) for row in table if (m := row.mean(name)) != ""]
-        if means:
-            best[name] = (min if name in LOWER_IS_BETTER else max)(means)
+    """A booktabs table to paste, the best of each column on each dataset in bold."""
+    means: dict[tuple[str, str], list[float]] = {}
+    for row in table:
+        for name in columns:
+            if (mean := row.mean(name)) != "":
+                means.setdefault((row.data, name), []).append(float(mean))
+    best = {key: (min if key[1] in LOWER_IS_BETTER else max)(them) for key, them in means.items()}
     arrows = {"↑": r"$\uparrow$", "↓": r"$\downarrow$"}
     heads = [
         title.replace("↑", arrows["↑"]).replace("↓", arrows["↓"]) for title in columns.values()
@@ -166,7 +167,8 @@ def latex(table: Sequence[Row], columns: Mapping[str, str] = COLUMNS) -> str:
         cells = [_tex(row.name)]
         for name in columns:
             text = row.text(name).replace(" ± ", r" $\pm$ ").replace("–", "--")
-            cells.append(rf"\textbf{{{text}}}" if row.mean(name) == best.get(name) else text)
+            is_best = row.mean(name) == best.get((row.data, name))
+            cells.append(rf"\textbf{{{text}}}" if is_best else text)
         lines.append(" & ".join(cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
