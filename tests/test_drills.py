@@ -3,6 +3,7 @@
 import pytest
 
 from dosapp.drills import bad_input, crash, guards
+from dosapp.history import Version
 
 pytest.importorskip("fastapi")
 
@@ -38,6 +39,31 @@ def test_killed_in_the_middle_of_everything(tmp_path) -> None:
     assert found["lost"] == found["mixed"] == found["errors_while_alive"] == []
     assert found["answers"] > 0
     assert found["ended_with"] == 0
+    assert found["intervals"] > 0
+    assert found["pictures_adapted"] >= 8 * found["intervals"]
+    assert found["most_pictures_unlearned_by_a_kill"] <= 32
+
+
+def test_what_a_kill_took_would_be_noticed() -> None:
+    def version(number: int, reason: str, *classes: str) -> Version:
+        return Version(number, "", "", reason, "", 0, {"classes": list(classes)}, {})
+
+    first, then = version(1, "the service began", "owl"), version(3, "4 steps on the stream", "owl")
+    taught = version(2, "taught fox, hen", "owl", "fox", "hen")
+    seen = crash.Seen(versions={1}, lessons=[(2, ("fox", "hen"))], began=2, adapted=64)
+    later = version(3, "4 steps on the stream", "owl", "fox", "hen")
+    assert crash._lost(3, [first, taught, later], seen) == []
+    gone = "the lesson of version 2 is gone"
+    assert crash._lost(3, [first, taught, then], seen) == [gone]  # its classes are
+    reused = version(2, "taught elk", "owl", "elk", "fox", "hen")
+    assert crash._lost(3, [first, reused, later], seen) == [gone]
+    assert crash._lost(1, [first], crash.Seen({}, {1}, [(2, ("fox", "hen"))])) == [
+        "version 2 was told of, 1 came back", gone
+    ]  # fmt: skip
+    seen.adapted = 65  # an interval that became a version, one that did not, and a picture more
+    assert crash._lost(3, [first, taught, later], seen) == [
+        "more than an interval of the stream after version 2 is gone"
+    ]
 
 
 def test_a_mixture_would_be_noticed(tmp_path) -> None:

@@ -1,14 +1,15 @@
 """Killed again and again while it answers, adapts and learns.
 
-After every SIGKILL the service is started again on the same folder. Checked: it is ready; every
-version that ever answered is still there, so at most the interval that had not become a version is
-lost; every lesson that was reported done is still known; and every answer, recomputed from the
-version it names, is that version's answer, so none was a mixture.
+After every SIGKILL the service is started again on the same folder. Checked each time: it is ready;
+it stands at or after every version that answered or came of a lesson reported done; that lesson's
+version is still what was reported, and its classes are known ever since; and of what the service
+said it had learned from the stream, at most one interval has not become a version. In the end every
+answer, recomputed from the version it names, is that version's answer, so none was a mixture.
 """
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,14 @@ from typing import Any
 from dosapp.core.chance import chance
 from dosapp.drills.served import Served, lesson, pictures, served, small_learner
 from dosapp.errors import BadInput
+from dosapp.history import Version
 from dosapp.learner import Learner
 from dosapp.streams import Stream
 
-FLAGS = ("--adapt-batch", "8", "--interval", "4", "--skew", "1", "--disagreement", "1",
-         "--keep", "10000")  # fmt: skip
+BATCH, INTERVAL = 8, 4
+FLAGS = ("--adapt-batch", str(BATCH), "--interval", str(INTERVAL), "--skew", "1",
+         "--disagreement", "1", "--keep", "10000")  # fmt: skip
+TAUGHT = 3  # one life of so many: a lesson takes the writer's time, and the stream needs it, too
 CLOSE = 1e-3  # scores depend on a batch's company in the last digits
 
 
@@ -32,7 +36,8 @@ class Seen:
     versions: set[int] = field(default_factory=set)
     lessons: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)  # version, classes
     requests: int = 0
-    adapted: int = 0
+    began: int = 0  # the version at the beginning of the last life
+    adapted: int = 0  # pictures learned from in it
     errors: list[str] = field(default_factory=list)
 
 
@@ -40,42 +45,79 @@ def drill(
     folder: Path, kills: int = 50, watch: Callable[[str], None] = lambda words: None
 ) -> dict[str, Any]:
     stream = small_learner(folder)
+    history = Learner.history_of(folder)
     images, seen, random = pictures(stream), Seen(), chance("crash")
     lost: list[str] = []
-    for kill in range(kills):
+    unkept = 0
+    for life in range(kills + 1):
         with served(folder, *FLAGS) as service:
             with service.client() as client:
                 head = client.status()["version"]
-            if seen.versions and head < max(seen.versions):
-                lost.append(f"version {max(seen.versions)} answered, {head} came back")
-            _work(service, stream, images, seen, float(random.uniform(0.3, 3.0)), kill)
-        watch(f"kill {kill + 1} of {kills}: version {head}, {seen.requests} answers")
-    with served(folder, *FLAGS) as service, service.client() as client:
-        known = {v["number"]: v for v in client.versions()}
-        classes = set(client.classes())
-        ended = service.stop()
-    for version, names in seen.lessons:
-        if version not in known or not set(names) <= classes:
-            lost.append(f"the lesson of version {version} is gone")
+            versions = history.versions()
+            lost += _lost(head, versions, seen)
+            unkept = max(unkept, _unkept(versions, seen))
+            if life == kills:
+                ended = service.stop()
+                break
+            seen.began, seen.adapted = head, 0
+            _work(service, stream, images, seen, float(random.uniform(0.3, 3.0)), life)
+        watch(f"kill {life + 1} of {kills}: version {head}, {seen.requests} answers")
     mixed = _mixed(folder, images, seen, watch)
     return {
         "kills": kills,
         "answers": seen.requests,
-        "versions": max(known),
+        "versions": head,
         "versions_that_answered": len(seen.versions),
         "lessons_acknowledged": len(seen.lessons),
-        "lost": lost,
+        "intervals": sum(_steps(version) > 0 for version in versions),
+        "pictures_adapted": BATCH * sum(_steps(version) for version in versions),
+        "most_pictures_unlearned_by_a_kill": unkept,
+        "lost": list(dict.fromkeys(lost)),
         "mixed": mixed,
         "errors_while_alive": seen.errors,
         "ended_with": ended,
     }
 
 
+def _lost(head: int, versions: Sequence[Version], seen: Seen) -> list[str]:
+    """What clients were told and the service that came back does not know."""
+    found = []
+    told = max(seen.versions | {version for version, _ in seen.lessons}, default=0)
+    if head < told:
+        found.append(f"version {told} was told of, {head} came back")
+    for number, names in seen.lessons:
+        since = [version for version in versions if version.number >= number]
+        kept = since and since[0].reason == f"taught {', '.join(names)}"
+        if not kept or any(not set(names) <= set(v.facts["classes"]) for v in since):
+            found.append(f"the lesson of version {number} is gone")
+    if _unkept(versions, seen) > BATCH * INTERVAL:
+        found.append(f"more than an interval of the stream after version {seen.began} is gone")
+    return found
+
+
+def _unkept(versions: Sequence[Version], seen: Seen) -> int:
+    """Pictures that were learned from in the last life and have not become part of a version."""
+    kept = sum(_steps(version) for version in versions if version.number > seen.began)
+    return max(0, seen.adapted - BATCH * kept)
+
+
+def _steps(version: Version) -> int:
+    """On the stream, that made this version; each took a whole batch, no life is long enough for
+    a smaller one."""
+    steps, _, rest = version.reason.partition(" ")
+    return int(steps) if rest == "steps on the stream" else 0
+
+
 def _work(
     service: Served, stream: Stream, images: list[bytes], seen: Seen, seconds: float, turn: int
 ) -> None:
-    """Two who ask and one who teaches, until the service is killed in the middle of it."""
+    """Two who ask, one who watches and sometimes one who teaches, until the service is killed in
+    the middle of it."""
     killed = threading.Event()
+
+    def failed(why: str) -> None:
+        if not killed.wait(0.2):  # else it was the kill
+            seen.errors.append(why)
 
     def asks(who: int) -> None:
         random = chance("asks", who, turn)
@@ -85,10 +127,7 @@ def _work(
                 try:
                     said = client.predict([images[row] for row in rows], top=1)
                 except BadInput as error:
-                    if not killed.is_set() and service.process.poll() is None:
-                        time.sleep(0.2)  # is it the kill?
-                        if not killed.is_set():
-                            seen.errors.append(str(error))
+                    failed(str(error))
                     continue
                 seen.versions.add(said["version"])
                 seen.requests += 1
@@ -96,20 +135,33 @@ def _work(
                     kept = seen.answers.setdefault((said["version"], row), set())
                     kept.add((one["label"], one["score"]))
 
+    def watches() -> None:
+        with service.client() as client:
+            while not killed.wait(0.02):
+                try:
+                    seen.adapted = client.status()["signals"]["adapted"]
+                except BadInput as error:
+                    failed(str(error))
+
     def teaches() -> None:
         new = stream.tasks[1].classes
-        mine = [(turn * 2) % len(new), (turn * 2 + 1) % len(new)]
+        mine = sorted([turn % len(new), (turn + 1) % len(new)], key=lambda n: new[n])
         data = lesson(stream, 1, mine, 4)
         with service.client() as client:
             try:
                 job = client.learn_zip(data)
-            except BadInput:
+            except BadInput as error:
+                failed(str(error))
                 return
         if job["state"] == "done":
             seen.lessons.append((job["version"], tuple(new[n] for n in mine)))
+        else:
+            failed(f"a lesson {job['state']}: {job['said']}")
 
     workers = [threading.Thread(target=asks, args=(n,)) for n in range(2)]
-    workers += [threading.Thread(target=teaches)]
+    workers += [threading.Thread(target=watches)]
+    if turn % TAUGHT == 0:
+        workers += [threading.Thread(target=teaches)]
     for worker in workers:
         worker.start()
     time.sleep(seconds)
