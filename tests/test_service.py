@@ -70,6 +70,15 @@ def lesson(stream) -> bytes:
     return served_lesson(stream, 1, range(3), 8)
 
 
+def surest(learner: Learner, images: list[bytes]) -> list[float]:
+    """How sure the surest expert is of each picture."""
+    pixels = learner.pixels([Image.open(io.BytesIO(data)) for data in images])
+    experts = learner.method.experts(learner.student).values()
+    asked = torch.stack([expert.scale * learner.logits(pixels, expert) for expert in experts])
+    found: list[float] = asked.softmax(dim=2).amax(dim=(0, 2)).tolist()
+    return found
+
+
 def files(images: list[bytes]):
     return [("images", (f"{n}.png", data)) for n, data in enumerate(images)]
 
@@ -166,6 +175,38 @@ class TestTheStream:
         for _ in range(2):  # the same two steps, in process
             before.adapt(pixels)
         assert before.digest() == after.digest()
+
+    def test_what_the_gate_keeps_back_is_not_learned_from(self, folder, stream) -> None:
+        """Of eight pictures it lets none, one or five through; one is not enough for a step."""
+        images = pictures(stream, 1, 48)
+        sure = surest(Learner.load(folder), images)
+        order = sorted(range(len(images)), key=sure.__getitem__)[:9]
+        images, sure = [images[n] for n in order[:8]], [sure[n] for n in order]
+        free = {"skew": 1.0, "disagreement": 1.0, "interval": 1}
+        for passed, learned in ((0, 0), (1, 0), (5, 5)):
+            gate = (sure[7 - passed] + sure[8 - passed]) / 2
+            here = Path(shutil.copytree(folder, folder.parent / str(passed)))
+            with served(here, gate=gate, **free) as service:
+                asking(build(service)).post("/predict", files=files(images))
+                signals = service.writer.signals
+                until(lambda signals=signals: signals.held)
+            assert (signals.adapted, signals.held) == (learned, 8 - learned)
+            assert len(signals.disagreement) == (learned > 0)
+            reasons = [v.reason for v in Learner.history_of(here).versions()][1:]
+            assert reasons == ["1 steps on the stream"] * (learned > 0)
+
+    def test_a_skewed_stream_moves_skew_aware_teachers_less(self, folder, stream) -> None:
+        images = pictures(stream, count=1) * 6 + pictures(stream, count=2)
+        far = {}
+        for aware in (True, False):
+            here = Path(shutil.copytree(folder, folder.parent / str(aware)))
+            with served(here, skew_aware=aware, skew=1.0, interval=1) as service:
+                asking(build(service)).post("/predict", files=files(images))
+                until(lambda service=service: service.version > 1)
+                assert service.writer.signals.adapted == 8
+            moved = Learner.history_of(here).moved(1, 2)
+            far[aware] = sum(m.distance for m in moved if m.name.startswith("teacher/"))
+        assert 0 < far[True] < far[False]
 
     def test_who_does_not_want_it_is_not_learned_from(self, folder, stream) -> None:
         with served(folder) as service, asking(build(service)) as client:

@@ -54,6 +54,7 @@ class Caution:
     owner: dict[str, Tensor] = field(default_factory=dict)  # which session that best is of, from 1
     base: Mask = field(default_factory=dict)  # the stream's own mask
     steps: int = 0  # of this stream
+    gated: int = 0  # images of the last batch that were not learned from
 
     @torch.inference_mode()
     def look(self, student: Student, method: Method, pixels: Tensor) -> View:
@@ -74,6 +75,7 @@ class Caution:
             self.histogram = MEMORY * old + seen
             student.skew = skew(self.histogram)
         trusted, rate = sure.values.max(dim=0).values >= self.gate, 1.0
+        self.gated = int((~trusted).sum())
         if self.temper and classes > 1 and trusted.any():
             unsure = entropy(asked[best, images][trusted]).mean().item()
             rate = max(0.0, 1 - unsure / math.log(classes))

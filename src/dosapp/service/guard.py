@@ -33,7 +33,7 @@ class Signals:
     canary: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=200))
     adapted: int = 0  # pictures learned from
     skipped: int = 0  # pictures for which there was no room
-    held: int = 0  # pictures of batches that were not trusted
+    held: int = 0  # pictures that were not trusted: a batch by its answers, or one by the gate
     refused: int = 0  # intervals that were taken back
 
     def histogram(self) -> dict[str, int]:

@@ -326,15 +326,19 @@ class Writer:
         if not self.guard.trusts([seen.label for seen in batch], len(self.learner.classes)):
             signals.held += len(batch)
             return
+        steps = self.learner.student.steps
         try:
             guess = self.learner.adapt(torch.stack([seen.pixels for seen in batch]))
         except BadInput as error:  # it diverged
             self._refuse(str(error))
             return
-        self._changed = time.monotonic()
-        if guess is None:
+        if guess is None or self.learner.student.steps == steps:  # the gate kept all or all but one
+            signals.held += len(batch)
             return
-        signals.adapted += len(batch)
+        gated = self.learner.caution.gated
+        signals.held += gated
+        signals.adapted += len(batch) - gated
+        self._changed = time.monotonic()
         signals.disagreement.append(guess.disagreement)
         self._steps.append(guess.disagreement)
         if len(self._steps) >= self.settings.interval:
