@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from dosapp.cluster import wants_gpu
 from dosapp.errors import BadInput
 from dosapp.grid import grid
 from dosapp.plan import plan
@@ -96,13 +97,31 @@ class TestRuns:
         assert {one.rate for one in planned} == {7.5e-6}
         assert len(planned) == 15 * 5 * 5
 
-    def test_zscl_without_references_says_so_before_anything_runs(self) -> None:
-        with pytest.raises(BadInput, match="'ZSCL' of main needs reference pictures"):
-            runs(["main"], Scale.named("paper"))
+    def test_zscl_without_references_is_left_out_and_the_others_are_not(self, tmp_path) -> None:
+        size = Scale.named("paper")
+        assert len(runs(["main"], size)) == 14 * 5 * 5
+        book = Ledger(
+            "main", replace(size, settings={**size.settings, "data_dir": tmp_path}), tmp_path
+        )
+        [cell, *_] = [cell for cell in book.cells() if cell.row.name == "ZSCL"]
+        assert cell.status == "not run"
+        assert any("'ZSCL' needs reference pictures" in reason for reason in book.reasons)
+
+    def test_at_the_papers_scale_a_gpu_is_used_if_there_is_one(self) -> None:
+        [one, *_] = runs(["noise"], Scale.named("paper"))
+        assert one.device == "auto"
+        assert wants_gpu(one)
+        assert not wants_gpu(RunSettings())
+
+    def test_rates_are_of_a_dataset(self) -> None:
+        size = Scale.named("real-small")
+        rates = {one.data: one.lr for one in runs(["sparsity"], size)}
+        assert rates == {name: size.rates[name]["dosapp"] for name in ("cifar100", "gtsrb")}
+        assert len(set(rates.values())) == 2
 
     def test_every_command_is_one_that_run_accepts(self, tmp_path) -> None:
         """Typed again, the command of a cell gives the same result under the same key."""
-        (one, *_) = SMALL.runs(table("ablation"), table("ablation").rows[3], "shapes")
+        (one, *_) = SMALL.runs(table("ablation").rows[3], "shapes")
         words = shlex.split(command(one))
         assert words[:2] == ["dosapp", "run"]
         said = dosapp(*words[1:], "--out", tmp_path / "x", "--json")
@@ -117,16 +136,40 @@ class TestRuns:
 
 class TestTime:
     def test_is_measured_in_turns_once_and_read_afterwards(self, tmp_path) -> None:
-        assert "not run" in opened(["time"], SMALL, tmp_path)[0].markdown()
+        [empty] = opened(["time"], SMALL, tmp_path)
+        assert "not run" in empty.markdown()
+        assert [v.said for v in empty.verdicts()] == ["not run", "not run"]
         first = opened(["time"], SMALL, tmp_path, measure=True)[0].facts()
-        assert {name: len(s) for name, s in first["seconds"].items()} == {
+        assert {row["row"]: len(row["seconds"]) for row in first["rows"]} == {
             "all parameters": 2,
             "DoSAPP": 2,
             "SPU + RMT": 2,
         }
+        assert all(row["command"] and row["stream"] and row["finished"] for row in first["rows"])
+        assert all(row["status"] == "run" and row["paper"] is None for row in first["rows"])
+        assert [claim["pairs"] for claim in first["claims"]] == [2, 2]
         [again] = opened(["time"], SMALL, tmp_path)
         assert again.facts() == first
         assert "(1.00)" in again.markdown()
+        assert "DoSAPP better than all parameters in seconds" in again.markdown()
+
+    def test_at_the_papers_scale_ratios_are_set_against_the_papers(self, tmp_path) -> None:
+        size = Scale.named("paper")
+        [book] = opened(
+            ["time"], replace(size, settings={**size.settings, "data_dir": tmp_path}), tmp_path
+        )
+        assert [row["status"] for row in book.times()] == ["not run"] * 3  # nor is it an error
+        assert book.reasons
+        seconds = {"all parameters": [1.0, 1.1], "DoSAPP": [1.0, 1.0], "SPU + RMT": [2.0, 2.0]}
+        book.measured = {"seconds": seconds}
+        assert [row["status"] for row in book.times()] == ["reproduced", "reproduced", "differs"]
+        assert sum(book.times()[1]["paper_seconds"]) == pytest.approx(1016.35)
+        assert "| paper | (1.03) | (1.00) | (1.03) |" in book.markdown()
+
+    def test_a_dry_run_names_what_is_timed(self) -> None:
+        said = dosapp("reproduce", "time", "--dry-run")
+        assert len(said.stdout.splitlines()) == 3
+        assert "3 run(s)" in said.stderr
 
     def test_an_estimate_is_a_few_steps_times_all_of_them(self) -> None:
         few = estimate(runs(["with-without-ttl"], SMALL))
@@ -200,8 +243,12 @@ class TestLedger:
         assert verdict.half == pytest.approx(4.30 * 1 / math.sqrt(3))
 
     def test_at_the_papers_scale_a_cell_is_reproduced_or_differs(self) -> None:
+        other: dict[str, object] = {}
+
         def status(ours: list[float], published: float | None, **more: str) -> str:
             found = [made("DoSAPP", n, value, 1.0) for n, value in enumerate(ours)]
+            real = {"tasks": [{"train": 5994}], "backbone": {"name": "here/ViT-B-16"}, **other}
+            found = [result.model_copy(update=real) for result in found]
             row = Row("DoSAPP", {}, {}, **more)
             return Cell(row, "cub", "accuracy", published, found, RunSettings(), True).status
 
@@ -210,6 +257,10 @@ class TestLedger:
         assert status([], 39.14) == "not run"
         assert status([39.0], 39.14, inconsistent="why") == "paper inconsistent"
         assert status([39.0], None) == "not published"
+        other = {"backbone": {"name": "tiny"}}
+        assert status([39.0], 39.14) == "run with another backbone"
+        other = {"tasks": [{"train": 800}]}
+        assert status([39.0], 39.14) == "run with another number of pictures"
 
     def test_other_definitions_or_tasks_are_not_compared(self) -> None:
         one, two = made("A", 0, 1, 1), made("B", 0, 1, 1)

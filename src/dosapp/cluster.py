@@ -58,7 +58,13 @@ def on_ray(
     with joined(jobs, "--engine ray") as ray:
         task = ray.remote(num_cpus=1, max_retries=RETRIES)(_compute)
         home, place = os.getcwd(), folder.resolve()
-        waiting = {task.remote(compute, home, one, place, keep): one for one in planned}
+        there = "GPU" in ray.cluster_resources()
+        waiting = {
+            task.options(num_gpus=1 if there and wants_gpu(one) else 0).remote(
+                compute, home, one, place, keep
+            ): one
+            for one in planned
+        }
         while waiting:
             for ready in ray.wait(list(waiting))[0]:
                 settings = waiting.pop(ready)
@@ -66,6 +72,11 @@ def on_ray(
                     yield settings, ray.get(ready)
                 except ray.exceptions.RayError as error:
                     yield settings, error
+
+
+def wants_gpu(settings: RunSettings) -> bool:
+    """Ray hides the GPUs of a node from a task that did not ask for one."""
+    return settings.device.startswith(("auto", "cuda"))
 
 
 def _compute(

@@ -15,15 +15,19 @@ from typing import Any
 import numpy as np
 import yaml
 
+from dosapp.data.known import Known
 from dosapp.errors import BadInput, unknown
 from dosapp.grid import seed_list
 from dosapp.plan import plan
-from dosapp.result import Result
+from dosapp.result import Result, same_stream
 from dosapp.settings import RunSettings, read_yaml
 from dosapp.store import Store
 from dosapp.timing import in_turns
 
 PAPER = Path(__file__).parent / "paper"
+BACKBONE = "ViT-B-16"  # the paper's
+REPORT = "pip install 'dosapp[report]'"
+NEAR = 0.1  # of a ratio of seconds to the paper's, to be called reproduced
 LOWER = ("forgetting", "seconds")  # metrics of which less is better
 # Student's t for a two-sided 95 % interval, by degrees of freedom; beyond them the normal's.
 T95 = (
@@ -98,33 +102,42 @@ class Scale:
             return data
         return self.data["long" if any("+" in name for name in data) else "single"]
 
-    def runs(self, table: Table, row: Row, data: str) -> list[RunSettings]:
+    def lacks(self, row: Row) -> str:
+        """What has to be given before a row can be run."""
+        if "references" not in row.run.get("options", {}) or self.references:
+            return ""
+        return (
+            f"row '{row.name}' needs reference pictures with captions and is left out; "
+            "give --references, a dataset, folder or CSV"
+        )
+
+    def runs(self, row: Row, data: str) -> list[RunSettings]:
         """The same run for every seed."""
         rate = self.rates.get(data, {}).get(row.run["method"])
         values = {"lr": rate, **self.settings, **row.run, "data": data}
         if values.get("memory"):
             values["memory"] = self.memory[values["memory"]]
         if "references" in values.get("options", {}):
-            if not self.references:
-                raise BadInput(
-                    f"row '{row.name}' of {table.name} needs reference pictures with captions; "
-                    "give --references, a dataset, folder or CSV"
-                )
             values["options"] = {**values["options"], "references": self.references}
         seeds = seed_list(self.seeds)
         return [RunSettings.checked({**values, "seed": seed}) for seed in seeds]
 
 
 def runs(names: Sequence[str], scale: Scale) -> list[RunSettings]:
-    """Every run the tables need, each once, a whole table early."""
+    """Every run the tables need, each once, a whole table early. Seconds are not made of runs."""
     found: dict[str, RunSettings] = {}
     for name in names:
-        if table(name).kind == "time":
-            continue
         for row, data in _rows(table(name), scale):
-            for one in scale.runs(table(name), row, data):
-                found.setdefault(one.model_dump_json(), one)
+            if table(name).kind != "time" and not scale.lacks(row):
+                found |= {one.model_dump_json(): one for one in scale.runs(row, data)}
     return sorted(found.values(), key=lambda one: one.seed)
+
+
+def timed(scale: Scale) -> dict[str, RunSettings]:
+    """The runs whose sessions take turns in the table of seconds, by row."""
+    known = table("time")
+    data = scale.stand_ins(known.data)[0]
+    return {row.name: scale.runs(row, data)[0] for row in known.rows}
 
 
 def _rows(table: Table, scale: Scale) -> Iterator[tuple[Row, str]]:
@@ -184,6 +197,8 @@ class Cell:
             return "not at this scale" if self.results and self.row.session else "not run"
         if not self.paper_scale:
             return "run"
+        if self.foreign:
+            return f"run with another {self.foreign}"
         if self.row.inconsistent:
             return "paper inconsistent"
         if self.published is None or self.mean is None:
@@ -191,17 +206,34 @@ class Cell:
         near = abs(self.mean - self.published) <= max(1.0, 2 * (self.std or 0.0))
         return "reproduced" if near else "differs"
 
+    @property
+    def foreign(self) -> str:
+        """What was not the paper's: pictures by their number, a backbone by its (folder's) name."""
+        taught = sum(Known.named(name).images["train"] for name in self.data.split("+"))
+        for result in self.results:
+            if sum(task["train"] for task in result.tasks) != taught:
+                return "number of pictures"
+            if Path(result.backbone["name"]).name != BACKBONE:
+                return "backbone"
+        return ""
+
+    @property
+    def difference(self) -> float | None:
+        """To the paper's, where there is something to compare."""
+        if self.published is None or self.mean is None or self.foreign:
+            return None
+        return self.mean - self.published
+
     def facts(self) -> dict[str, Any]:
         first = self.results[0] if self.results else None
-        shown = self.published if self.paper_scale else None
         return {
             "row": self.row.name,
             "data": self.data,
             "metric": self.metric,
-            "paper": shown,
+            "paper": self.published,
             "ours": self.mean,
             "std": self.std,
-            "difference": None if shown is None or self.mean is None else self.mean - shown,
+            "difference": self.difference,
             "seeds": len(self.values),
             "status": self.status,
             "note": self.row.inconsistent,
@@ -276,8 +308,11 @@ class Ledger:
 
     def _results(self, row: Row, data: str) -> dict[int, Result]:
         """By seed, those that are there."""
-        found = {}
-        for settings in self.scale.runs(self.table, row, data):
+        found: dict[int, Result] = {}
+        if reason := self.scale.lacks(row):
+            self.reasons.append(reason)
+            return found
+        for settings in self.scale.runs(row, data):
             key = settings.model_dump_json()
             if key not in self._read:
                 self._read[key] = self._stored(settings)
@@ -303,7 +338,7 @@ class Ledger:
                 metric,
                 row.values[data][n] if paper else None,
                 list(self._results(row, data).values()),
-                self.scale.runs(self.table, row, data)[0],
+                self.scale.runs(row, data)[0],
                 paper,
             )
             for row, data in _rows(self.table, self.scale)
@@ -330,8 +365,12 @@ class Ledger:
 
     def draw(self, place: Path) -> None:
         """The paper's figure, or the numbers a table varies, as PNG, SVG and PDF at the place."""
-        from dosapp.report import figures
-        from dosapp.report.tables import rows
+        try:
+            from dosapp.report import figures
+            from dosapp.report.tables import rows
+        except ImportError as error:
+            self.reasons.append(f"figures need more packages ({error}); {REPORT}")
+            return
 
         found = rows([r for cell in self.cells() for r in cell.results])
         maps = self.table.kind == "figure"
@@ -363,25 +402,29 @@ class Ledger:
                 steps = mine[0].facts()["steps"]
                 said = " ".join(map(str, steps)) if steps else "–"
                 status = " / ".join(dict.fromkeys(c.status for c in mine))
+                status += f" ({row.inconsistent})" if paper and row.inconsistent else ""
                 shown = [_shown(c) for c in mine]
                 lines.append(_line([row.name, *shown, str(len(mine[0].values)), said, status]))
             lines.append("")
-        if table.claims and not paper:
-            lines += [
-                _line(["claim of the paper", "our difference", "verdict"]),
-                _line(["---"] * 3),
-            ]
-            for v in self.verdicts():
-                gap = "–" if v.difference is None else f"{v.difference:+.1f}"
-                gap += "" if v.half is None else f" ± {v.half:.1f} ({v.pairs} pairs)"
-                words = f"{v.better} better than {v.than} in {v.metric.replace('_', ' ')}"
-                lines.append(_line([words, gap, v.said]))
-            lines.append("")
-        return "\n".join([*lines, *self._made(cells), ""])
+        return "\n".join([*lines, *self._claims(), *self._made(cells), ""])
+
+    def _claims(self) -> Iterator[str]:
+        """At the paper's scale its numbers are set against ours instead."""
+        if not self.table.claims or not self.scale.data:
+            return
+        yield _line(["claim of the paper", "our difference", "verdict"])
+        yield _line(["---"] * 3)
+        for v in self.verdicts():
+            gap = "–" if v.difference is None else f"{v.difference:+.1f}"
+            gap += "" if v.half is None else f" ± {v.half:.1f} ({v.pairs} pairs)"
+            words = f"{v.better} better than {v.than} in {v.metric.replace('_', ' ')}"
+            yield _line([words, gap, v.said])
+        yield ""
 
     def _made(self, cells: Sequence[Cell]) -> Iterator[str]:
         """How each row came about, folded away."""
-        yield "<details><summary>How each row was made (seed 0)</summary>"
+        seed = seed_list(self.scale.seeds)[0]
+        yield f"<details><summary>How each row was made (seed {seed})</summary>"
         yield ""
         for cell in cells:
             if cell.metric != self.table.metrics[0]:
@@ -398,32 +441,98 @@ class Ledger:
 
 
 class TimeLedger(Ledger):
-    """The table of seconds: measured in turns, in one process, and never a timed test."""
+    """The table of seconds: measured in turns, in one process, and never a timed test. On another
+    machine seconds say nothing, so it is their ratios to DoSAPP's that are set against the paper's.
+    """
 
     def draw(self, place: Path) -> None:
         """There is nothing to draw."""
 
     @cached_property
     def measured(self) -> dict[str, Any]:
-        data = self.scale.stand_ins(self.table.data)[0]
-        rows = {row.name: self.scale.runs(self.table, row, data)[0] for row in self.table.rows}
-        return in_turns(rows, self.store.folder, self.may_measure) or {"seconds": {}}
+        try:
+            found = in_turns(timed(self.scale), self.store.folder, self.may_measure)
+        except BadInput as error:
+            self.reasons.append(str(error))
+            found = None
+        return found or {"seconds": {}}
+
+    def times(self) -> list[dict[str, Any]]:
+        """A row each: seconds by session, and all of it as a ratio to DoSAPP's."""
+        found, ours = self.measured, self.measured["seconds"]
+        published = {
+            row.name: [value or 0.0 for line in row.values.values() for value in line]
+            for row in self.table.rows
+        }
+        rows = []
+        for name, settings in timed(self.scale).items():
+            paper = None if self.scale.data else sum(published[name]) / sum(published["DoSAPP"])
+            ratio = sum(ours[name]) / sum(ours["DoSAPP"]) if ours else None
+            gap = None if paper is None or ratio is None else ratio - paper
+            status = "run" if gap is None else "reproduced" if abs(gap) <= NEAR else "differs"
+            rows.append(
+                {
+                    "row": name,
+                    "paper_seconds": None if self.scale.data else published[name],
+                    "seconds": ours.get(name),
+                    "paper": paper,
+                    "ours": ratio,
+                    "difference": gap,
+                    "status": status if ours else "not run",
+                    "command": command(settings),
+                    "stream": found.get("streams", {}).get(name),
+                    "backbone": found.get("backbones", {}).get(name),
+                    "machine": found.get("machine"),
+                    "finished": found.get("finished"),
+                }
+            )
+        return rows
+
+    def verdicts(self) -> list[Verdict]:
+        """Sessions are the pairs."""
+        ours = self.measured["seconds"]
+        return [
+            judged(a, b, metric, [x - y for x, y in zip(ours[a], ours[b], strict=True)])
+            if ours
+            else judged(a, b, metric, [])
+            for a, b, metric in self.table.claims
+        ]
 
     def facts(self) -> dict[str, Any]:
-        return {"table": "time", "scale": self.scale.name, **self.measured}
+        return {
+            "table": self.table.name,
+            "title": self.table.title,
+            "scale": self.scale.name,
+            "note": self.table.note,
+            "rows": self.times(),
+            "claims": [verdict.facts() for verdict in self.verdicts()],
+        }
 
     def markdown(self) -> str:
-        found = self.measured["seconds"]
+        rows, ours = self.times(), self.measured["seconds"]
         lines = [f"## {self.table.title}", "", self.table.note, ""]
-        if not found:
-            return "\n".join([*lines, "not run", ""])
-        lines += [_line(["session", *found]), _line(["---"] * (len(found) + 1))]
-        for t, base in enumerate(found["DoSAPP"]):
-            cells = [f"{s[t]:.1f} ({s[t] / base:.2f})" for s in found.values()]
+        lines += [_line(["session", *(row["row"] for row in rows)])]
+        lines += [_line(["---"] * (len(rows) + 1))]
+        for t, base in enumerate(ours.get("DoSAPP", [])):
+            cells = [f"{s[t]:.1f} ({s[t] / base:.2f})" for s in ours.values()]
             lines.append(_line([str(t + 1), *cells]))
-        total = {name: sum(s) for name, s in found.items()}
-        cells = [f"{s:.1f} ({s / total['DoSAPP']:.2f})" for s in total.values()]
-        return "\n".join([*lines, _line(["all", *cells]), ""])
+        total = [f"{sum(row['seconds']):.1f} ({row['ours']:.2f})" for row in rows if ours]
+        lines.append(_line(["all", *(total or ["–"] * len(rows))]))
+        if not self.scale.data:
+            lines.append(_line(["paper", *(f"({row['paper']:.2f})" for row in rows)]))
+        lines.append(_line(["status", *(row["status"] for row in rows)]))
+        return "\n".join([*lines, "", *self._claims(), *self._made_in_turns(rows), ""])
+
+    def _made_in_turns(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        for row in rows:
+            yield f"- {row['row']}: `{row['command']}`"
+        if rows[0]["finished"]:
+            streams = " ".join(dict.fromkeys(row["stream"] for row in rows))
+            first = rows[0]
+            yield (
+                f"- backbone {first['backbone']}, streams {streams}, "
+                f"{first['machine']}, {first['finished']}"
+            )
 
 
 def opened(names: Sequence[str], scale: Scale, folder: Path, measure: bool = False) -> list[Ledger]:
@@ -433,15 +542,6 @@ def opened(names: Sequence[str], scale: Scale, folder: Path, measure: bool = Fal
     return [kind(n, scale, folder, measure, read) for kind, n in zip(kinds, names, strict=True)]
 
 
-def same_stream(one: Result, two: Result) -> None:
-    """Two results can be compared if they measure the same thing on the same tasks."""
-    shared = set(one.definitions) & set(two.definitions)
-    if any(one.definitions[name] != two.definitions[name] for name in shared):
-        raise BadInput(f"results {one.key} and {two.key} define their metrics differently")
-    if [t["classes"] for t in one.tasks] != [t["classes"] for t in two.tasks]:
-        raise BadInput(f"results {one.key} and {two.key} are of different tasks")
-
-
 def _shown(cell: Cell) -> str:
     if cell.mean is None:
         ours = "–"
@@ -449,7 +549,8 @@ def _shown(cell: Cell) -> str:
         ours = f"{cell.mean:.1f}" + ("" if cell.std is None else f" ± {cell.std:.1f}")
     if not cell.paper_scale:
         return ours
-    return f"{ours} (paper {'–' if cell.published is None else cell.published})"
+    gap = "" if cell.difference is None else f", {cell.difference:+.1f}"
+    return f"{ours} (paper {'–' if cell.published is None else cell.published}{gap})"
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -329,15 +329,19 @@ class Experiment:
                 name: importlib.metadata.version(name)
                 for name in ("dosapp", "torch", "transformers", "numpy")
             },
-            machine=_machine(self.learner.device.type),
-            finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            machine=machine(self.learner.device.type),
+            finished=now(),
         )
 
 
-def _machine(device: str) -> str:
+def machine(device: str) -> str:
     said = f"{platform.machine()}, {torch.get_num_threads()} threads"
     said += "" if device == "cpu" else f", {device}"
     return said if ranks.count() == 1 else f"{said}, {ranks.count()} processes"
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def _shares(parts: list[Any], wholes: list[int], times: float) -> list[float | None]:

@@ -23,6 +23,7 @@ from dosapp.errors import unknown
 from dosapp.learner import Learner
 from dosapp.peak import forget_peak, peak
 from dosapp.plan import Plan, plan
+from dosapp.run import machine, now
 from dosapp.settings import RunSettings, key_of
 from dosapp.storage import read_json, write_json
 from dosapp.streams import Session
@@ -176,7 +177,14 @@ def in_turns(rows: dict[str, RunSettings], folder: Path, measure: bool) -> dict[
             start = time.perf_counter()
             _live(learners[name], session, settings.stream_batch)
             taken[name].append(round(time.perf_counter() - start, 3))
-    result = {"seconds": taken, "keys": {name: p.key for name, p in plans.items()}}
+    result = {
+        "seconds": taken,
+        "keys": {name: p.key for name, p in plans.items()},
+        "streams": {name: p.stream.hash for name, p in plans.items()},
+        "backbones": {name: learners[name].fingerprint for name in plans},
+        "machine": machine(next(iter(learners.values())).device.type),
+        "finished": now(),
+    }
     write_json(place, result)
     return result
 

@@ -140,6 +140,7 @@ def reproduce(
     data_dir: Annotated[Path | None, typer.Option(help="a local copy of the datasets")] = None,
     backbone: Annotated[str | None, typer.Option(help="instead of the scale's")] = None,
     references: Annotated[str | None, typer.Option(help="pictures with captions for ZSCL")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps or auto")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
     engine: Engine = "processes",
     listed: Annotated[bool, typer.Option("--list", help="the tables there are")] = False,
@@ -153,7 +154,7 @@ def reproduce(
     from dosapp.grid import Outcome
     from dosapp.grid import grid as compute
     from dosapp.progress import many
-    from dosapp.reproduce import Scale, command, opened, runs, table, tables
+    from dosapp.reproduce import Scale, command, opened, runs, table, tables, timed
     from dosapp.storage import write_bytes, write_json
     from dosapp.timing import estimate
 
@@ -162,7 +163,7 @@ def reproduce(
             out.print(f"[bold]{known.name}[/bold]  {known.title}", highlight=False)
         return
     size = Scale.named(scale)
-    given = {"data_dir": data_dir, "backbone": backbone}
+    given = {"data_dir": data_dir, "backbone": backbone, "device": device}
     size = replace(
         size,
         seeds=seeds or size.seeds,
@@ -172,6 +173,7 @@ def reproduce(
     names = list(tables()) if name == "all" else [table(name).name]
     planned = runs(names, size)
     if dry_run:
+        planned += list(timed(size).values()) if "time" in names else []
         for one in planned:
             print(command(one))
         with err.status("measuring a few steps of each kind of run"):
