@@ -1,12 +1,16 @@
 """Numbers of a run while it goes on."""
 
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from dosapp.run import run
 from dosapp.track import TRACKERS, Tracked
 from test_cli import FLAGS, dosapp
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_every_run_leaves_lines(tmp_path) -> None:
@@ -51,8 +55,43 @@ def test_tensorboard_if_it_is_there(tmp_path) -> None:
     assert any((tmp_path / "x" / "tensorboard").iterdir())
 
 
+def measured(place: Path) -> list[float]:
+    lines = [json.loads(line) for line in (place / "log.jsonl").read_text().splitlines()]
+    return [line["accuracy"] for line in lines if "accuracy" in line]
+
+
+@pytest.mark.filterwarnings("ignore")  # what a tracker warns of is not ours
+def test_wandb_offline_if_it_is_there(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    dosapp("run", *FLAGS, "--out", "x", "--track", "wandb", cwd=tmp_path)
+    [run] = (tmp_path / "x" / "wandb").glob("offline-run-*")
+    [kept] = run.glob("*.wandb")
+    summary = kept.read_bytes()
+    assert all(f"{value:.10g}"[:10].encode() in summary for value in measured(tmp_path / "x"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_in_a_file_if_it_is_there(tmp_path, monkeypatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    dosapp("run", *FLAGS, "--out", "x", "--track", "mlflow", cwd=tmp_path)
+    [run] = mlflow.search_runs(experiment_names=["dosapp"], output_format="list")
+    assert run.info.status == "FINISHED"
+    assert run.data.params["method"] == "dosapp"
+    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "accuracy")
+    assert [point.value for point in history] == measured(tmp_path / "x")
+
+
+def test_every_tracker_has_an_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert all(extras[name][0].startswith(f"{name}>=") for name in TRACKERS)
+
+
 @pytest.mark.parametrize(
-    ("name", "says"), [("wanbd", "did you mean 'wandb'"), ("mlflow", "pip install mlflow")]
+    ("name", "says"),
+    [("wanbd", "did you mean 'wandb'"), ("mlflow", "pip install 'dosapp[mlflow]'")],
 )
 def test_a_tracker_that_is_not_there_is_a_sentence(name, says, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "mlflow", None)

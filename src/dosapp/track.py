@@ -93,7 +93,7 @@ TRACKERS: Mapping[str, Callable[[Path, RunSettings], Tracker]] = {
 }
 
 
-PACKAGES = frozenset(TRACKERS)
+PACKAGES = frozenset(TRACKERS)  # each named like the package it needs, and like our extra
 
 
 class Tracked(Watch):
@@ -110,7 +110,7 @@ class Tracked(Watch):
             if name not in TRACKERS:
                 raise unknown("tracker", name, TRACKERS)
             if name in PACKAGES and find_spec(name) is None:
-                raise BadInput(f"tracking with {name} needs it: pip install {name}")
+                raise BadInput(f"tracking with {name} needs it: pip install 'dosapp[{name}]'")
         self.folder, self.settings, self.names = folder, settings, names
         self.trackers: list[Tracker] = []
         self.other, self.step = other or Watch(), 0
