@@ -1,7 +1,9 @@
 """Many runs, each once; and the rate that the first task can tell."""
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,13 +13,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
 from conftest import SMALL
 from dosapp.data import base
 from dosapp.errors import BadInput
-from dosapp.grid import grid, plan, seed_list
+from dosapp.grid import Outcome, grid, plan, seed_list
+from dosapp.progress import many
 from dosapp.settings import RunSettings
 from dosapp.tune import Tried, chosen, lessons, tune
+from test_report import made
 
 
 def write(path: Path, **values: object) -> Path:
@@ -38,6 +43,22 @@ def test_lists_multiply_and_runs_add(tmp_path) -> None:
     assert len(planned) == 2 * (2 + 2 + 2)
     assert [one.seed for one in planned] == [0] * 6 + [1] * 6
     assert {one.options.get("sparsity") for one in planned} == {None, 0.1, 0.3}
+
+
+def test_the_live_table_tells_datasets_apart_and_names_failures(small) -> None:
+    planned = [small(data="shapes"), small(data="signs"), small(data="signs", seed=1)]
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100, height=30)
+    with many(planned, console) as watch:
+        watch(Outcome(planned[0], made("DoSAPP", 0, 61.5, 7.25)))
+        watch(Outcome(planned[1], made("DoSAPP", 0, 41.5, 9.25)))
+        watch(Outcome(planned[2], None, "the disk is full"))
+    said = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
+    lines = [" ".join(line.split()) for line in said.splitlines()]
+    assert "DoSAPP, shapes 1/1 61.5 7.2" in lines
+    assert "DoSAPP, signs 2/2 41.5 9.2 1" in lines
+    assert "DoSAPP, signs: the disk is full" in lines
+    assert any("3/3" in line for line in lines)
 
 
 def test_seeds() -> None:

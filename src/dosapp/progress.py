@@ -72,7 +72,12 @@ def progress(title: str, err: Console) -> Iterator[Watch]:
 def many(planned: Sequence[RunSettings], err: Console) -> Iterator[Callable[[Outcome], None]]:
     """A grid as it fills: a table with the time left on a terminal, a line per run otherwise."""
     done: list[Outcome] = []
-    names = list(dict.fromkeys(label(one) for one in planned))
+    several = len({one.data for one in planned}) > 1
+
+    def called(one: RunSettings) -> str:
+        return f"{label(one)}, {one.data}" if several else label(one)
+
+    names = list(dict.fromkeys(map(called, planned)))
     bar = Progress(
         TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=err
     )
@@ -82,13 +87,13 @@ def many(planned: Sequence[RunSettings], err: Console) -> Iterator[Callable[[Out
         table = Table(box=None, header_style="bold")
         for head in ("run", "done", "Acc", "F", "failed"):
             table.add_column(head, justify="left" if head == "run" else "right")
-        begun = [name for name in names if any(label(o.settings) == name for o in done)]
+        begun = [name for name in names if any(called(o.settings) == name for o in done)]
         for name in begun[-(err.height - 4) :]:
-            mine = [o for o in done if label(o.settings) == name]
+            mine = [o for o in done if called(o.settings) == name]
             found = [o.result.metrics for o in mine if o.result]
             table.add_row(
                 name,
-                f"{len(mine)}/{sum(label(one) == name for one in planned)}",
+                f"{len(mine)}/{sum(called(one) == name for one in planned)}",
                 _mean([m["accuracy"] for m in found]),
                 _mean([m["forgetting"] for m in found]),
                 str(len(mine) - len(found)) if len(found) < len(mine) else "",
@@ -103,7 +108,7 @@ def many(planned: Sequence[RunSettings], err: Console) -> Iterator[Callable[[Out
             if found:
                 said = f"Acc {_mean([found.metrics['accuracy']])}"
                 said += f"  F {_mean([found.metrics['forgetting']])}"
-            name = f"{label(outcome.settings)}, seed {outcome.settings.seed}"
+            name = f"{called(outcome.settings)}, seed {outcome.settings.seed}"
             err.print(f"{len(done)}/{len(planned)} {name}: {said}", highlight=False)
 
         yield line
@@ -114,7 +119,7 @@ def many(planned: Sequence[RunSettings], err: Console) -> Iterator[Callable[[Out
             done.append(outcome)
             bar.update(task, completed=len(done))
             if outcome.result is None:
-                live.console.print(f"{label(outcome.settings)}: {outcome.error}", highlight=False)
+                live.console.print(f"{called(outcome.settings)}: {outcome.error}", highlight=False)
             live.update(screen())
 
         yield show
