@@ -1,7 +1,9 @@
 """Four verbs."""
 
+import contextlib
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -382,6 +384,25 @@ class TestHistory:
     def test_a_version_that_is_not_there(self, kept) -> None:
         with pytest.raises(BadInput, match="no version 9; it has 1 to 5"):
             Learner.rollback(kept[1], 9)
+
+    @pytest.mark.parametrize("file", ["versions/000005.safetensors", "working.safetensors"])
+    def test_a_torn_record_does_not_keep_from_the_versions_before_it(self, kept, file) -> None:
+        learner, folder = kept
+        wanted, path = checksum(learner.history(folder).at(2)), folder / file
+        path.write_bytes(path.read_bytes()[:-100])
+        torn = file.startswith("versions")
+        with pytest.warns(UserWarning, match="torn") if torn else contextlib.nullcontext():
+            numbers = [v.number for v in Learner.history_of(folder).versions()]
+        assert numbers == ([1, 2, 3, 4] if torn else [1, 2, 3, 4, 5])
+        if torn:
+            with pytest.raises(Damaged, match="000005.*torn"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that it goes on from another
+                Learner.rollback(folder, 5)
+        with pytest.warns(UserWarning, match="torn.*going on from version"):
+            back = Learner.rollback(folder, 2)
+        assert back.digest() == wanted == Learner.load(folder).digest()
+        assert Learner.history_of(folder).versions()[-1].reason == "rolled back to version 2"
+        assert path.with_name(path.name + ".damaged").exists() == torn
 
     def test_a_replayed_class_is_forgotten_with_its_pictures(self, small, tiny, tmp_path) -> None:
         stream = open_stream(small(), tiny)

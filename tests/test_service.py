@@ -616,6 +616,15 @@ class TestVersions:
             assert [v["number"] for v in client.get("/versions").json()] == [1, 2][:known]
             assert client.post("/rollback", json={"version": 1}).json() == {"version": known + 1}
 
+    def test_a_version_torn_under_a_running_service_is_left_out(self, folder) -> None:
+        with served(folder) as service, asking(build(service)) as client:
+            assert client.post("/rollback", json={"version": 1}).json() == {"version": 2}
+            path = folder / "versions/000002.safetensors"
+            path.write_bytes(path.read_bytes()[:-100])
+            with pytest.warns(UserWarning, match=r"000002.*is torn.*it is left out"):
+                assert [v["number"] for v in client.get("/versions").json()] == [1]
+            assert client.get("/versions/2").status_code == 404
+
     def test_old_versions_are_taken_together(self, folder, stream) -> None:
         with served(folder, keep=4, interval=1) as service, asking(build(service)) as client:
             for wanted in range(2, 9):

@@ -10,6 +10,7 @@ folder with this code.
 """
 
 import datetime
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,8 +196,16 @@ class History:
         return State(tensors, dict(self._described(number).facts))
 
     def versions(self) -> list[Version]:
-        """All of them, from their headers; their tensors are checked when they are used."""
-        return [self._described(number) for number in self._numbers()]
+        """Up to the first that is torn, from their headers; their tensors are checked when they
+        are used."""
+        found: list[Version] = []
+        for number in self._numbers():
+            try:
+                found.append(self._described(number))
+            except Damaged as error:
+                warnings.warn(f"{error}; it is left out, and what stands on it", stacklevel=2)
+                break
+        return found
 
     def version(self, number: int) -> Version:
         self._check_known(number)
@@ -218,8 +227,12 @@ class History:
 
     def _numbers(self) -> list[int]:
         """Of the versions that are there; those after the head were never acknowledged."""
-        first, head = self._first(), self.head
-        return [number for number in self._files() if first <= number <= head]
+        first, files = self._first(), self._files()
+        try:
+            head = self.head
+        except Damaged:  # nobody knows: whoever rescues takes the newest that is whole
+            head = max(files, default=0)
+        return [number for number in files if first <= number <= head]
 
     def _files(self) -> list[int]:
         return sorted(int(p.stem) for p in (self.folder / "versions").glob("*.safetensors"))

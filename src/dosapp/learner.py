@@ -439,7 +439,8 @@ class Learner:
         forward again is another rollback. A memory keeps the pictures whose classes are known."""
         learner = cls.opened(Path(folder), net)
         history = learner.history(Path(folder))
-        state, working = history.resume()
+        state, working = last_whole(history)
+        working = working or State()  # what was kept in it went with what is torn
         if "progress" in working.facts:
             raise BadInput(f"'{folder}' is the checkpoint of a run; copy it and roll back the copy")
         learner.restore(history.at(number))
