@@ -5,12 +5,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from dosapp.cli.screen import Json, LearnerFolder, SetOption, app, out
+from dosapp.cli.screen import Json, LearnerFolder, SetOption, app
 from dosapp.errors import BadInput
 from dosapp.flags import with_settings
 from dosapp.settings import LearnerSettings, parsed
+
+# People name classes and folders as they like: what is printed here is never markup.
+out = Console(markup=False, emoji=False, highlight=False)
 
 
 @app.command()
@@ -28,7 +33,7 @@ def new(
     Learner(LearnerSettings.checked({**flags, "options": parsed(options or [])})).save(
         folder, "new"
     )
-    out.print(f"wrote {folder}; now: dosapp serve {folder}", highlight=False)
+    out.print(f"wrote {folder}; now: dosapp serve {folder}")
 
 
 history_app = typer.Typer(
@@ -75,7 +80,7 @@ def history_show(folder: LearnerFolder, number: Number, as_json: Json = False) -
         "measured": json.dumps(version.seen) if version.seen else "nothing",
     }
     for name, value in lines.items():
-        out.print(f"[bold]{name}[/bold]  {value}", highlight=False)
+        out.print(Text.assemble((name, "bold"), "  ", value))
 
 
 @history_app.command("diff")
@@ -106,7 +111,7 @@ def history_rollback(folder: LearnerFolder, number: Number) -> None:
     Learner.history_of(folder).version(number)  # before anything is touched
     with locked(folder):
         made = Learner.rollback(folder, number).history(folder).versions()[-1]
-    out.print(f"version {made.number} is what version {number} was", highlight=False)
+    out.print(f"version {made.number} is what version {number} was")
 
 
 @history_app.command("gc")
@@ -121,7 +126,7 @@ def history_gc(
     history = Learner.history_of(folder)
     with locked(folder):
         gone = history.forget(keep)
-    out.print(f"{gone} version(s) dropped", highlight=False)
+    out.print(f"{gone} version(s) dropped")
 
 
 @app.command()
@@ -135,4 +140,4 @@ def export(
     from dosapp.learner import Learner
 
     write(Learner.load(folder), place, kind)
-    out.print(f"wrote {place}", highlight=False)
+    out.print(f"wrote {place}")

@@ -5,11 +5,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from dosapp.cli.screen import Json, LearnerFolder, app, err, out
+from dosapp.cli.screen import Json, LearnerFolder, app
 from dosapp.errors import BadInput
 from dosapp.flags import with_settings
 from dosapp.service.settings import ServiceSettings, check_learner
+
+# People name classes and folders as they like: what is printed here is never markup.
+out = Console(markup=False, emoji=False, highlight=False)
+err = Console(markup=False, emoji=False, highlight=False, stderr=True)
 
 
 @app.command()
@@ -46,10 +51,8 @@ def serve(
             canary = prepared(place)
 
     def watch(words: str) -> None:
-        err.print(words, highlight=False)
-        err.print(
-            f"http://{host}:{port}/  the page, /docs the interface; Ctrl-C ends", highlight=False
-        )
+        err.print(words)
+        err.print(f"http://{host}:{port}/  the page, /docs the interface; Ctrl-C ends")
 
     run(
         place,
@@ -86,7 +89,7 @@ def token_list(folder: LearnerFolder) -> None:
     from dosapp.service.tokens import Tokens
 
     for name, facts in Tokens(folder).known.items():
-        out.print(f"{name}: {facts['role']}", highlight=False, markup=False)
+        out.print(f"{name}: {facts['role']}")
 
 
 @token_app.command("remove")
@@ -126,8 +129,8 @@ def client_predict(
         return
     for image, one in zip(images, found["predictions"], strict=True):
         best = ", ".join(f"{guess['label']} {guess['score']:.0%}" for guess in one["top"])
-        out.print(f"{image}: {best}", highlight=False, markup=False)
-    out.print(f"version {found['version']}", style="dim", highlight=False)
+        out.print(f"{image}: {best}")
+    out.print(f"version {found['version']}", style="dim")
 
 
 @client_app.command("learn")
@@ -147,28 +150,26 @@ def client_learn(
         job = _client(url, token).learn(lesson, watch=watch)
     if job["state"] != "done":
         raise BadInput(f"the lesson is {job['state']}: {job['said']}")
-    out.print(f"version {job['version']}: {job['said']}", highlight=False)
+    out.print(f"version {job['version']}: {job['said']}")
 
 
 @client_app.command("correct")
 def client_correct(image: Path, label: str, url: Url = HERE, token: Token = None) -> None:
     """Say what a picture really is; it joins the next lesson."""
-    out.print(f"{_client(url, token).correct(image, label)} correction(s) wait", highlight=False)
+    out.print(f"{_client(url, token).correct(image, label)} correction(s) wait")
 
 
 @client_app.command("forget")
 def client_forget(url: Url = HERE, token: Token = None) -> None:
     """Forget the corrections that wait."""
-    out.print(
-        f"{_client(url, token).forget_corrections()} correction(s) forgotten", highlight=False
-    )
+    out.print(f"{_client(url, token).forget_corrections()} correction(s) forgotten")
 
 
 @client_app.command("rollback")
 def client_rollback(version: int, url: Url = HERE, token: Token = None) -> None:
     """Back to a version, as a new one."""
     made = _client(url, token).rollback(version)
-    out.print(f"version {made} is what version {version} was", highlight=False)
+    out.print(f"version {made} is what version {version} was")
 
 
 @client_app.command("freeze")
@@ -193,4 +194,4 @@ def client_status(url: Url = HERE, token: Token = None) -> None:
 def client_versions(url: Url = HERE, token: Token = None) -> None:
     """Every version the service knows."""
     for v in _client(url, token).versions():
-        out.print(f"{v['number']:>5}  {v['created']}  {v['reason']}", highlight=False, markup=False)
+        out.print(f"{v['number']:>5}  {v['created']}  {v['reason']}")
