@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import random
 import shutil
 import tarfile
@@ -17,7 +18,7 @@ from conftest import SHARED, shared_only
 from dosapp.data import KNOWN, load_dataset
 from dosapp.data.decoded import Decoded
 from dosapp.data.folder import own_data
-from dosapp.data.known import Known, file_list, known_data
+from dosapp.data.known import Known, class_lists, file_list, known_data
 from dosapp.errors import BadInput
 from dosapp.streams import split
 
@@ -201,6 +202,38 @@ class TestWhatIsWrong:
         folders(tmp_path, [f"{n:03}" for n in range(44)])
         with pytest.raises(BadInput, match="class '043'; gtsrb has 43"):
             load_dataset("gtsrb", tiny, data_dir=tmp_path)
+
+    def test_several_that_are_missing_are_named(self, tmp_path, tiny) -> None:
+        folders(tmp_path, list(Known.named("cifar100").classes[5:]))
+        says = r"5 of cifar100's 100 classes: 'apple', 'aquarium fish', 'baby' and 2 more$"
+        with pytest.raises(BadInput, match=says):
+            load_dataset("cifar100", tiny, data_dir=tmp_path)
+
+    def test_numbered_folders_of_something_else(self, tmp_path, tiny, opened) -> None:
+        """Their numbers fit; the names that came with them do not."""
+        folders(tmp_path, [f"{n:03}" for n in range(100)])
+        file = tmp_path / "classes.json"
+        file.write_text(json.dumps(Known.named("cifar100").classes))
+        opened("cifar100", tmp_path)
+        says = "100 of its 100 classes differ, for example class 0 is 'apple' .* and '707-320' in"
+        with pytest.raises(BadInput, match=f"is not aircraft: {says} aircraft"):
+            load_dataset("aircraft", tiny, data_dir=tmp_path)
+        names = Known.named("gtsrb").also
+        file.write_text(json.dumps([*names, "Unicorns"]))
+        with pytest.raises(BadInput, match=r"class 43 is 'Unicorns' .* and not there in gtsrb"):
+            load_dataset("gtsrb", tiny, data_dir=tmp_path)
+        for text, fault in (("[", "not JSON"), ('{"apple": 0}', "not a list of class names")):
+            file.write_text(text)
+            with pytest.raises(BadInput, match=rf"classes\.json' is {fault}"):
+                load_dataset("cifar100", tiny, data_dir=tmp_path)
+
+    @shared_only
+    def test_a_copy_of_another_dataset_is_known_by_its_files(self, tmp_path, tiny) -> None:
+        with tarfile.open(SHARED / "data" / "cifar100.tar") as archive:
+            archive.extractall(tmp_path, filter="data")
+        (tmp_path / "cifar100" / "classes.json").unlink()
+        with pytest.raises(BadInput, match=r"is cifar100 \(the small subset.*\), not aircraft"):
+            load_dataset("aircraft", tiny, data_dir=tmp_path / "cifar100")
 
     def test_cifars_pickles_are_refused(self, tmp_path, tiny) -> None:
         for name in ("meta", "train", "test"):
@@ -399,18 +432,48 @@ class TestFileLists:
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always")
             known_data(name, SHARED / "data", tiny.picture)
-        assert not [n for n in notes if "checksum" in str(n.message)]
+        assert not [n for n in notes if "not quite" in str(n.message)]
 
-    def test_other_files_in_the_same_number_are_said(self, tmp_path, tiny, monkeypatch) -> None:
-        folders(tmp_path, [f"{n:03}" for n in range(43)])
-        copy = {"name": "a copy", "train": 43, "test": 86, "files": "other"}
-        known = dataclasses.replace(Known.named("gtsrb"), copies=[copy])
-        monkeypatch.setattr(Known, "named", lambda name: known)
-        with (
-            pytest.warns(UserWarning, match="as many pictures as a copy, but other files"),
-            pytest.warns(UserWarning, match="cannot be compared"),
-        ):
-            known_data("gtsrb", tmp_path, tiny.picture)
+    def almost(self, place: Path, net, monkeypatch, change) -> list[str]:
+        """What is said of a copy of GTSRB that has changed since its list was made."""
+        folders(place, [f"{n:03}" for n in range(43)])
+        data = own_data(place, net.picture)
+        each = " ".join(class_lists(data.train, data.test))
+        files = file_list(data.train, data.test)
+        copy = {"name": "the copy", "train": 43, "test": 86, "files": files, "each": each}
+        known = {n: Known.named(n) for n in KNOWN}
+        known["gtsrb"] = dataclasses.replace(known["gtsrb"], copies=[copy])
+        monkeypatch.setattr(Known, "named", known.get)
+        change()
+        with warnings.catch_warnings(record=True) as notes:
+            warnings.simplefilter("always")
+            known_data("gtsrb", place, net.picture)
+        return [str(note.message) for note in notes if "the copy" in str(note.message)]
+
+    def test_other_files_in_the_same_number_are_named(self, tmp_path, tiny, monkeypatch) -> None:
+        def change() -> None:
+            shutil.move(tmp_path / "b/test/000/0.png", tmp_path / "b/test/001/new.png")
+            shutil.move(tmp_path / "b/test/007/0.png", tmp_path / "b/test/007/new.png")
+
+        assert not self.almost(tmp_path / "a", tiny, monkeypatch, lambda: None)
+        [note] = self.almost(tmp_path / "b", tiny, monkeypatch, change)
+        first, second, eighth = (Known.named("gtsrb").classes[n] for n in (0, 1, 7))
+        assert note.endswith(
+            f"is not quite the copy: class '{first}' has 1 train and 1 test pictures, not 1 and 2, "
+            f"class '{second}' has 1 train and 3 test pictures, not 1 and 2, "
+            f"class '{eighth}' has other files"
+        )
+
+    def test_a_missing_file_is_a_smaller_class(self, tmp_path, tiny, monkeypatch) -> None:
+        [note] = self.almost(tmp_path, tiny, monkeypatch, (tmp_path / "test/003/1.png").unlink)
+        assert "has 1 train and 1 test pictures, not 1 and 2" in note
+
+    def test_what_is_another_thing_altogether_is_no_copy(self, tmp_path, tiny, monkeypatch) -> None:
+        def change() -> None:
+            for n in range(43):
+                paint(tmp_path / f"train/{n:03}/1.png", n)
+
+        assert not self.almost(tmp_path, tiny, monkeypatch, change)
 
 
 def checked_list(place: Path, net) -> str:

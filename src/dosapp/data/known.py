@@ -6,6 +6,7 @@ the release has: other classes are an error, another number of pictures is a not
 """
 
 import hashlib
+import json
 import random
 import re
 import warnings
@@ -18,7 +19,7 @@ import numpy as np
 import yaml
 
 from dosapp.data.base import Dataset, Part, Prompts
-from dosapp.data.files import Files, Prepare, tree
+from dosapp.data.files import Files, Prepare, Tree, tree
 from dosapp.data.folder import found_in, part
 from dosapp.data.releases import RELEASES, plain
 from dosapp.errors import BadInput
@@ -38,7 +39,7 @@ class Known:
     hub: Mapping[str, Any]
     classes: Sequence[str]
     also: Sequence[str] = ()  # the same classes by other names
-    copies: Sequence[Mapping[str, Any]] = ()  # others than the release: counts and their file list
+    copies: Sequence[Mapping[str, Any]] = ()  # others than the release: what files they have
 
     @classmethod
     def named(cls, name: str) -> "Known":
@@ -68,20 +69,39 @@ class Known:
                 raise BadInput(f"'{where}' has a class '{name}', which {self.name} does not have")
         return {name: known[plain(name)] for name in found}
 
+    def check_names(self, names: Sequence[str], where: str) -> None:
+        """Names that come with numbered folders are the release's, or this is something else."""
+        ours = [{plain(name)} for name in self.classes]
+        for n, other in enumerate(self.also):
+            ours[n].add(plain(other))
+        differ = [n for n, name in enumerate(names) if n >= len(ours) or plain(name) not in ours[n]]
+        if differ:
+            n = differ[0]
+            here = f"'{self.classes[n]}'" if n < len(ours) else "not there"
+            raise BadInput(
+                f"'{where}' is not {self.name}: {len(differ)} of its {len(names)} classes differ, "
+                f"for example class {n} is '{names[n]}' in its classes.json and {here} in "
+                f"{self.name}"
+            )
+
     def dataset(self, train: Part, test: Part, where: str) -> Dataset:
         """Checked against the release, with classes in the order in which they are taught."""
+        self._check_stranger(train, test, where)
         for split, have in (("train", train), ("test", test)):
-            missing = sorted(set(range(len(self.classes))) - set(have.labels.tolist()))
+            counts = np.bincount(have.labels, minlength=len(self.classes))
+            missing = [f"'{name}'" for name, n in zip(self.classes, counts, strict=True) if not n]
             if missing:
+                more = f" and {len(missing) - SAID} more" if len(missing) > SAID else ""
                 raise BadInput(
                     f"'{where}' has no {split} pictures of {len(missing)} of {self.name}'s "
-                    f"{len(self.classes)} classes, for example '{self.classes[missing[0]]}'"
+                    f"{len(self.classes)} classes: {', '.join(missing[:SAID])}{more}"
                 )
             if len(have.labels) != self.images[split]:
+                fewest = self.classes[int(counts.argmin())]
                 warnings.warn(
-                    f"'{where}' has {len(have.labels)} {split} pictures and the release of "
-                    f"{self.name} has {self.images[split]}; results cannot be compared with "
-                    "published ones",
+                    f"'{where}' has {len(have.labels)} {split} pictures (the fewest, "
+                    f"{counts.min()}, of '{fewest}') and the release of {self.name} has "
+                    f"{self.images[split]}; results cannot be compared with published ones",
                     stacklevel=3,
                 )
         self._check_list(train, test, where)
@@ -95,28 +115,73 @@ class Known:
             Prompts(self.caption, tuple(self.templates)),
         )
 
+    def _check_stranger(self, train: Part, test: Part, where: str) -> None:
+        """Numbered folders fit any dataset; a copy we know by its files fits its own."""
+        found = file_list(train, test)
+        for other in (Known.named(name) for name in KNOWN if name != self.name):
+            for copy in other.copies:
+                if found == copy["files"]:
+                    raise BadInput(f"'{where}' is {other.name} ({copy['name']}), not {self.name}")
+
     def _check_list(self, train: Part, test: Part, where: str) -> None:
-        """As many pictures as a copy we know, but other files: say so."""
+        """Almost a copy we know, or as many pictures but other files: say what differs."""
+        files, found = file_list(train, test), class_lists(train, test)
         have = (len(train.labels), len(test.labels))
         for copy in self.copies:
-            if have == (copy["train"], copy["test"]) and file_list(train, test) != copy["files"]:
+            if files in ("", copy["files"]):
+                continue
+            known = copy["each"].split()
+            differ = [
+                n for n, pair in enumerate(zip(found, known, strict=False)) if len({*pair}) > 1
+            ]
+            if have == (copy["train"], copy["test"]) or len(differ) <= len(known) / 2:
+                said = [self._differs(n, found[n], known[n]) for n in differ[:SAID]]
+                more = f", and {len(differ) - SAID} more classes" if len(differ) > SAID else ""
                 warnings.warn(
-                    f"'{where}' has as many pictures as {copy['name']}, but other files or labels "
-                    f"(their list has checksum {file_list(train, test)}, not {copy['files']})",
-                    stacklevel=4,
+                    f"'{where}' is not quite {copy['name']}: {', '.join(said)}{more}", stacklevel=4
                 )
+
+    def _differs(self, number: int, found: str, known: str) -> str:
+        have, want = (text.partition(":")[0].split("+") for text in (found, known))
+        name = f"class '{self.classes[number]}' has"
+        if have == want:
+            return f"{name} other files"
+        return f"{name} {have[0]} train and {have[1]} test pictures, not {want[0]} and {want[1]}"
+
+
+SAID = 3  # differences in one sentence
 
 
 def file_list(train: Part, test: Part) -> str:
     """A checksum of which files have which labels, whatever folders they are in; empty if the
     pictures are not files."""
+    lines = _lines(train, test)
+    return _checksum([line for _, line in lines])[:16] if lines else ""
+
+
+def class_lists(train: Part, test: Part) -> list[str]:
+    """The same for each class, after its numbers of pictures: `30+20:1f00ba`."""
+    lines: dict[int, list[str]] = {}
+    for label, line in _lines(train, test):
+        lines.setdefault(label, []).append(line)
+    taught, asked = (np.bincount(half.labels) for half in (train, test))
+    return [f"{taught[n]}+{asked[n]}:{_checksum(lines[n])[:6]}" for n in sorted(lines)]
+
+
+def _lines(train: Part, test: Part) -> list[tuple[int, str]]:
     lines = []
     for split, half in (("train", train), ("test", test)):
         if not isinstance(half.pictures, Files):
-            return ""
+            return []
         names = [Path(place.member or place.path).name for place in half.pictures.places]
-        lines += [f"{split} {n} {name}" for n, name in zip(half.labels, names, strict=True)]
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
+        lines += [
+            (int(n), f"{split} {n} {name}") for n, name in zip(half.labels, names, strict=True)
+        ]
+    return lines
+
+
+def _checksum(lines: list[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
 def known_data(name: str, place: Path, prepare: Prepare) -> Dataset:
@@ -138,6 +203,8 @@ def known_data(name: str, place: Path, prepare: Prepare) -> Dataset:
     if released is not None:
         return known.dataset(*released, str(place))
     train, test = found_in(place)
+    if (given := class_names(names)) is not None:
+        known.check_names(given, str(place))
     said = known.labels(sorted({label for _, label in train + test}), str(place))
     root = place if place.is_dir() else place.parent
     classes = list(known.classes)
@@ -146,6 +213,20 @@ def known_data(name: str, place: Path, prepare: Prepare) -> Dataset:
         for half in (train, test)
     )
     return known.dataset(taught, asked, str(place))
+
+
+def class_names(names: Tree) -> list[str] | None:
+    """Of a `classes.json` that came with the pictures: names in label order."""
+    file = next((p for n, p in names.items() if Path(n).name == "classes.json"), None)
+    if file is None:
+        return None
+    try:
+        said = json.loads(file.read())
+    except ValueError as error:
+        raise BadInput(f"'{file}' is not JSON ({error})") from error
+    if not isinstance(said, list) or not all(isinstance(name, str) for name in said):
+        raise BadInput(f"'{file}' is not a list of class names in label order")
+    return said
 
 
 def described() -> dict[str, dict[str, Any]]:
