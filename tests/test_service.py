@@ -695,6 +695,32 @@ class TestWhoMay:
         line = json.loads((folder / "audit.jsonl").read_text())
         assert (line["who"], line["what"]) == ("teach", "froze")
 
+    def test_what_came_to_nothing_is_written_down_with_who_asked(
+        self, folder, stream, monkeypatch
+    ) -> None:
+        head = {"Authorization": f"Bearer {Tokens(folder).add('alice', 'teach')}"}
+        with served(folder, canary=Falling()) as service:
+            client = asking(build(service))
+            client.headers.update(head)
+            picture = base64.b64encode(pictures(stream)[0]).decode()
+            client.post("/correct", json={"image": picture, "label": "great_owl"})
+            refused = finished(client, client.post("/learn", files={"archive": lesson(stream)}))
+
+            def broken(*_):
+                raise ZeroDivisionError("oh")
+
+            monkeypatch.setattr(Learner, "lessons", broken)
+            failed = finished(client, client.post("/learn", files={"archive": lesson(stream)}))
+            deeds = client.get("/audit").json()
+        assert [(d["what"], d["who"]) for d in deeds] == [
+            ("corrected", "alice"), ("refused", "alice"), ("failed", "alice")]  # fmt: skip
+        assert deeds[0]["class"] == "great owl"
+        assert [(d["job"], d["why"], d["version"]) for d in deeds[1:]] == [
+            (job["id"], job["said"], 1) for job in (refused, failed)]  # fmt: skip
+        assert "the canary fell" in refused["said"]
+        assert failed["said"] == "ZeroDivisionError: oh"
+        assert picture not in (folder / "audit.jsonl").read_text()
+
     def test_pages_of_other_sites_cannot_reach_the_loopback(self, folder) -> None:
         with served(folder) as service:
             client = asking(build(service))

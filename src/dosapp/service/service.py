@@ -244,12 +244,14 @@ class Teaching(Service):
 
     def correct(self, picture: Tensor, name: str, who: str) -> int:
         """A person says what a picture is: it joins the next session. Says how many wait."""
+        name = class_name(name)
         with self._turn:
             waiting = self._count()
             if waiting >= self.settings.queue:
                 raise Busy(f"{waiting} corrections wait for a lesson already; start one")
-            self._corrections.setdefault(class_name(name), []).append(picture)
-            return waiting + 1
+            self._corrections.setdefault(name, []).append(picture)
+        self._noted("corrected", {"who": who, "class": name})
+        return waiting + 1
 
     def forget_corrections(self, who: str) -> int:
         with self._turn:

@@ -410,28 +410,32 @@ class Writer:
             seen = self._measured()
             why = self.guard.against_session(right, self._right(known))
             if why is not None:
-                self._return()
-                job.end("refused", f"not published: {why}")
-                self.watch("refused", {"job": job.id, "why": why, "version": self._number})
+                self._unteach(job, "refused", f"not published: {why}")
                 return
             names = ", ".join(job.classes[:3]) + (", …" if len(job.classes) > 3 else "")
             facts = {**seen, "who": job.who}
             job.version = self._commit(self._now(), f"taught {names}", facts)
             self._begin_anew(seen)
         except Cancelled:
-            self._return()
-            job.end("cancelled", "given up; nothing has changed")
+            self._unteach(job, "cancelled", "given up; nothing has changed")
         except BadInput as error:
-            self._return()
-            job.end("failed", str(error))
+            self._unteach(job, "failed", str(error))
         except Exception as error:  # the service goes on
-            self._return()
-            job.end("failed", f"{type(error).__name__}: {error}")
+            self._unteach(job, "failed", f"{type(error).__name__}: {error}")
         else:
             self.watch("taught", {"job": job.id, "who": job.who, "version": job.version,
                                   "classes": job.classes, "images": job.images})  # fmt: skip
             counted = f"{len(job.classes)} class(es), {job.images} picture(s)"
             job.end("done", "; ".join([counted, *remarks]))
+
+    def _unteach(
+        self, job: Job, state: Literal["refused", "failed", "cancelled"], why: str
+    ) -> None:
+        """As if the lesson had never begun."""
+        self._return()
+        if state != "cancelled":  # whoever cancelled has been written down
+            self.watch(state, {"job": job.id, "who": job.who, "why": why, "version": self._number})
+        job.end(state, why)
 
     # Versions
 
