@@ -147,10 +147,16 @@ class TestLayouts:
             (tmp_path / "data" / f"images_variant_{part}.txt").write_text("\n".join(lines))
         is_right(opened("aircraft", tmp_path), known)
 
-    def test_gtsrb(self, tmp_path, opened) -> None:
+    @pytest.mark.parametrize(
+        "there", [["Training"], ["Final_Training/Images"], ["Final_Training/Images", "Training"]]
+    )
+    def test_gtsrb(self, there, tmp_path, opened) -> None:
+        """The last of these folders is taken; the other one is all in one colour."""
         rows = ["Filename;Width;Height;ClassId"]
         for n in range(43):
-            paint(tmp_path / "GTSRB/Final_Training/Images" / f"{n:05}" / "00000_00000.ppm", n)
+            for folder in there:
+                place = tmp_path / "GTSRB" / folder / f"{n:05}" / "00000_00000.ppm"
+                paint(place, n if folder == there[-1] else 200)
             for k in range(2):
                 paint(tmp_path / "GTSRB/Final_Test/Images" / f"{2 * n + k:05}.ppm", n)
                 rows.append(f"{2 * n + k:05}.ppm;9;8;{n}")

@@ -79,7 +79,11 @@ def cub(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
 
 
 def gtsrb(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
-    """GTSRB: numbered training folders, and a CSV for the final test."""
+    """GTSRB: numbered training folders, and a CSV for the final test.
+
+    `Training/` (GTSRB-Training_fixed.zip, torchvision's, 26,640 pictures) is the release we hold
+    pictures to; `Final_Training/` (39,209) is taken if it is the only one.
+    """
     answers = _at(names, "GT-final_test.csv")
     if answers is None:
         return None
@@ -88,8 +92,9 @@ def gtsrb(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None
     tests = {Path(n).name: p for n, p in names.items() if "Final_Test" in n}
     test = [(tests[row[file]], int(row[label])) for row in rows]
     folders = [n for n, p in names.items() if p.suffix == ".ppm" and "Final_Test" not in n]
-    final = [n for n in folders if "Final_Training/" in n]  # the archive of 2011 has others too
-    train = [(names[n], int(n.split("/")[-2])) for n in final or folders]
+    fixed = [n for n in folders if "/Training/" in f"/{n}"]
+    final = [n for n in folders if "Final_Training/" in n]
+    train = [(names[n], int(n.split("/")[-2])) for n in fixed or final or folders]
     return _parts([train, test], prepare)
 
 
