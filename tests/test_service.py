@@ -290,6 +290,25 @@ class TestAFullDisk:
         monkeypatch.setattr(os, "fsync", fails)
         return full
 
+    def test_it_freezes_at_once_and_is_written_down_when_there_is_room(
+        self, folder, stream, full
+    ) -> None:
+        with served(folder, interval_wait=0.2) as service, asking(build(service)) as client:
+            full.set()
+            said = client.post("/freeze").json()
+            assert said["frozen"]
+            assert "a restart would not know that: the disk" in said["trouble"]
+            status = client.get("/status").json()
+            assert (status["frozen"], status["trouble"]) == ("frozen by anybody", said["trouble"])
+            client.post("/predict", files=files(pictures(stream)))
+            assert service.writer.waiting == 0
+            shutil.copytree(folder, folder.parent / "killed")
+            full.clear()
+            until(lambda: client.get("/status").json()["trouble"] == "")
+        for place, frozen in ((folder.parent / "killed", ""), (folder, "frozen by anybody")):
+            with served(place) as service:
+                assert service.writer.frozen == frozen
+
     @pytest.mark.parametrize("then", ["a lesson", "a lesson given up", "a rename", "an error"])
     def test_what_the_stream_taught_outlives_whatever_fails(
         self, folder, stream, full, then, monkeypatch
@@ -580,12 +599,12 @@ class TestVersions:
 
     def test_a_frozen_service_stays_frozen_when_it_is_started_again(self, folder, stream) -> None:
         with served(folder) as service, asking(build(service)) as client:
-            assert client.post("/freeze").json() == {"frozen": True}
+            assert client.post("/freeze").json() == {"frozen": True, "trouble": ""}
             client.post("/predict", files=files(pictures(stream)))
             assert service.writer.waiting == 0
         with served(folder) as service, asking(build(service)) as client:
             assert client.get("/status").json()["frozen"] == "frozen by anybody"
-            assert client.post("/unfreeze").json() == {"frozen": False}
+            assert client.post("/unfreeze").json() == {"frozen": False, "trouble": ""}
             assert client.get("/status").json()["frozen"] == ""
             client.post("/predict", files=files(pictures(stream)))
             until(lambda: service.writer.signals.adapted)

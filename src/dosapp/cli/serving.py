@@ -175,13 +175,18 @@ def client_rollback(version: int, url: Url = HERE, token: Token = None) -> None:
 @client_app.command("freeze")
 def client_freeze(url: Url = HERE, token: Token = None) -> None:
     """Stop learning from the stream."""
-    _client(url, token).freeze()
+    _note(_client(url, token).freeze())
 
 
 @client_app.command("unfreeze")
 def client_unfreeze(url: Url = HERE, token: Token = None) -> None:
     """Learn from the stream again."""
-    _client(url, token).unfreeze()
+    _note(_client(url, token).unfreeze())
+
+
+def _note(trouble: str) -> None:
+    if trouble:
+        err.print(f"note: {trouble}")
 
 
 @client_app.command("status")

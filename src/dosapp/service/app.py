@@ -229,14 +229,12 @@ def _keeping(app: FastAPI, desk: Desk) -> None:
 
     @app.post("/freeze")
     async def freeze(who: Teaches) -> dict[str, Any]:
-        """Stop learning from the stream."""
-        await desk.ordered(service.freeze, who.name)
-        return {"frozen": True}
+        """Stop learning from the stream, at once; `trouble` says if a restart would not know."""
+        return {"frozen": True, "trouble": await desk.ordered(service.freeze, who.name)}
 
     @app.post("/unfreeze")
     async def unfreeze(who: Teaches) -> dict[str, Any]:
-        await desk.ordered(service.unfreeze, who.name)
-        return {"frozen": False}
+        return {"frozen": False, "trouble": await desk.ordered(service.unfreeze, who.name)}
 
     @app.get("/audit")
     async def audit(who: Teaches) -> list[dict[str, Any]]:

@@ -127,11 +127,14 @@ class Client:
     def rollback(self, version: int) -> int:
         return self._version("/rollback", {"version": version})
 
-    def freeze(self) -> None:
-        self._ask("POST", "/freeze")
+    def freeze(self) -> str:
+        """Says why a restart would not know it, if the disk is full."""
+        found: str = self._ask("POST", "/freeze")["trouble"]
+        return found
 
-    def unfreeze(self) -> None:
-        self._ask("POST", "/unfreeze")
+    def unfreeze(self) -> str:
+        found: str = self._ask("POST", "/unfreeze")["trouble"]
+        return found
 
     def wait(self, seconds: float = 60.0) -> None:
         """Until the service is ready."""

@@ -31,7 +31,7 @@ from dosapp.service.settings import ServiceSettings, check_learner
 from dosapp.service.tokens import Tokens
 from dosapp.service.uploads import Uploads, class_name
 from dosapp.service.writer import Job, Writer
-from dosapp.storage import locked, read_json, write_json
+from dosapp.storage import locked
 
 GLANCE = 0.2  # seconds between two looks of a replica
 
@@ -122,10 +122,10 @@ class Service:
     def remove(self, name: str, who: str) -> int:
         raise self._refuse()
 
-    def freeze(self, who: str) -> None:
+    def freeze(self, who: str) -> str:
         raise self._refuse()
 
-    def unfreeze(self, who: str) -> None:
+    def unfreeze(self, who: str) -> str:
         raise self._refuse()
 
 
@@ -147,8 +147,6 @@ class Teaching(Service):
         wanted = {name: value for name, value in changes.items() if value is not None}
         learner.settings = learner.settings.model_copy(update=wanted)
         self.history = learner.history(folder)
-        self._place = folder / "service.json"
-        frozen = read_json(self._place)["frozen"] if self._place.exists() else ""
         known = self.history.exists()
         learner = learner.at(*last_whole(self.history)) if known else learner.at(learner.state())
         if self.history.torn:  # what could not be read is set aside before anybody asks for it
@@ -161,7 +159,7 @@ class Teaching(Service):
             self.history.checkpoint(learner.state(), learner.working())
         first = Published(self.history.head, learner.at(learner.state(), learns=False))
         self.reader = Reader(first, s)
-        self.writer = Writer(learner, self.history, s, self._publish, self.canary, frozen)
+        self.writer = Writer(learner, self.history, s, self._publish, self.canary)
         self.writer.watch, self.writer.pressed = self._noted, self.reader.behind
         self._corrections: dict[str, list[Tensor]] = {}
         self._turn = threading.Lock()
@@ -172,14 +170,8 @@ class Teaching(Service):
     def _noted(self, what: str, facts: Mapping[str, Any]) -> None:
         """The writer has done something by itself, or has finished something."""
         who = str(facts.get("who", "guard"))
-        with contextlib.suppress(OSError, BadInput):  # a full disk must not stop the writer
-            if what in ("froze", "unfroze"):
-                self._remember()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a full disk must not stop the writer
             self.audit.write(what, who, {k: v for k, v in facts.items() if k != "who"})
-
-    def _remember(self) -> None:
-        write_json(self._place, {"frozen": self.writer.frozen})
 
     def start(self) -> None:
         super().start()
@@ -207,7 +199,7 @@ class Teaching(Service):
             "writes": True,
             "adapts": self.settings.adapt and writer.learner.method.adapts,
             "frozen": writer.frozen,
-            "trouble": writer.trouble,
+            "trouble": "; ".join(filter(None, (writer.trouble, writer.unkept))),
             "stream": writer.waiting,
             "corrections": corrections,
             "at_work": self.ready,
@@ -287,11 +279,14 @@ class Teaching(Service):
         facts = {"class": name}
         return self._ordered("removed", who, lambda: self.writer.remove(name, who), facts)
 
-    def freeze(self, who: str) -> None:
+    def freeze(self, who: str) -> str:
+        """At once; says what could not be written about it."""
         self._ordered("froze", who, lambda: self.writer.freeze(f"frozen by {who}"))
+        return self.writer.unkept
 
-    def unfreeze(self, who: str) -> None:
+    def unfreeze(self, who: str) -> str:
         self._ordered("unfroze", who, self.writer.unfreeze)
+        return self.writer.unkept
 
     def _ordered(
         self, what: str, who: str, order: Callable[[], int], facts: Mapping[str, Any] | None = None

@@ -28,7 +28,7 @@ from dosapp.learner import Learner, Prediction
 from dosapp.service.guard import Canary, Guard, Signals
 from dosapp.service.reader import Busy, Published, threads
 from dosapp.service.settings import ServiceSettings
-from dosapp.storage import State, under
+from dosapp.storage import State, read_json, under, write_json
 from dosapp.streams import Session
 
 T = TypeVar("T")
@@ -90,13 +90,15 @@ class Writer:
         settings: ServiceSettings,
         publish: Callable[[Published], None],
         canary: Canary | None = None,
-        frozen: str = "",
     ) -> None:
         self.settings, self.history, self.canary = settings, history, canary
         self.learner = learner
         self.signals, self.guard = Signals(), Guard(settings)
-        self.frozen = frozen  # why adaptation rests; "" if it does not
-        self.trouble = ""  # what could not be written
+        self._place = history.folder / "service.json"
+        # Why adaptation rests; "" if it does not. It is so at once, written or not.
+        self.frozen: str = read_json(self._place)["frozen"] if self._place.exists() else ""
+        self.unkept = ""  # why a restart would not know that
+        self.trouble = ""  # what else could not be written
         self.jobs: dict[str, Job] = {}
         self.watch: Callable[[str, Mapping[str, Any]], None] = lambda what, facts: None
         self.pressed: Callable[[], bool] = lambda: False  # do answers wait? Then the stream does
@@ -229,13 +231,27 @@ class Writer:
         """Adaptation rests. What the stream has taught so far is kept if it is good."""
         if not self.frozen:
             self._close_interval()
-            self.frozen = why
-            self._forget_stream()
+            self._rest(why)
         return self._number
 
     def unfreeze(self) -> int:
         self.frozen, self.guard.strikes = "", 0
+        self._keep_frozen()
         return self._number
+
+    def _rest(self, why: str) -> None:
+        self.frozen = why
+        self._forget_stream()
+        self._keep_frozen()
+
+    def _keep_frozen(self) -> None:
+        try:
+            write_json(self._place, {"frozen": self.frozen})
+            self.unkept = ""
+        except BadInput as error:
+            now = "frozen" if self.frozen else "no longer frozen"
+            self.unkept = f"it is {now}, but a restart would not know that: {error}"
+            self._changed = time.monotonic()
 
     def _changed_by_hand(self, reason: str, who: str) -> int:
         seen = self._measured()
@@ -297,7 +313,7 @@ class Writer:
 
     @property
     def _unwritten(self) -> bool:
-        return bool(self._steps or self._owed)
+        return bool(self._steps or self._owed or self.unkept)
 
     def _idle(self) -> float:
         return time.monotonic() - self._changed
@@ -345,8 +361,10 @@ class Writer:
             self._close_interval()
 
     def _close_interval(self) -> None:
-        """Publish what the stream has taught, or take it back."""
-        if not self._unwritten:
+        """Publish what the stream has taught, or take it back; what found no room may find it."""
+        if self.unkept:
+            self._keep_frozen()
+        if not (self._steps or self._owed):
             return
         seen = self._measured()
         if self._steps:
@@ -370,8 +388,7 @@ class Writer:
         self.guard.strikes += 1
         self.watch("refused", {"why": why, "version": self._number})
         if self.guard.strikes >= self.settings.strikes:
-            self.frozen = f"refused {self.guard.strikes} intervals in a row: {why}"
-            self._forget_stream()
+            self._rest(f"refused {self.guard.strikes} intervals in a row: {why}")
             self.watch("froze", {"why": self.frozen, "version": self._number})
 
     def _measured(self) -> dict[str, Any]:
