@@ -1,10 +1,13 @@
 """The service as a process: signals, faults, replicas; and what a version of ViT-B/16 costs."""
 
+import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +17,10 @@ from dosapp.core.masks import top_fraction
 from dosapp.drills.served import lesson, pictures, served, small_learner
 from dosapp.errors import BadInput
 from dosapp.learner import Learner
-from dosapp.service.service import opened
+from dosapp.service.service import GLANCE, opened
 from dosapp.service.settings import ServiceSettings
 from dosapp.settings import LearnerSettings
+from dosapp.storage import read_json, write_json
 from dosapp.student import Selection
 from serving import until
 
@@ -52,6 +56,34 @@ def test_sigterm_answers_what_waits_and_saves_what_was_learned(folder, stream) -
     assert Learner.history_of(folder).versions()[-1].reason == "3 steps on the stream"
 
 
+def test_sigterm_waits_for_answers_on_their_way_and_gives_a_lesson_up(folder, stream) -> None:
+    images, before = pictures(stream), Learner.load(folder)
+    facts = read_json(folder / "learner.json")
+    facts["settings"]["epochs"] = 100_000  # a lesson that nobody could wait for
+    write_json(folder / "learner.json", facts)
+
+    def ask(n: int):
+        with service.client() as client:
+            return client.predict(images[4 * n : 4 * n + 4])
+
+    slow = ("--batch", "64", "--batch-wait", "10")  # seconds in which four requests come together
+    with served(folder, *slow) as service, service.client() as client:
+        job = client.learn_zip(lesson(stream, 1, range(2), 4), wait=False)
+        until(lambda: client.job(job["id"])["step"] > 0)
+        with ThreadPoolExecutor(4) as people:
+            answers = [people.submit(ask, n) for n in range(4)]
+            until(lambda: client.status()["waiting"] == 16)
+            assert service.stop() == 0
+        said = [answer.result() for answer in answers]
+    pixels = (stream.tasks[0].test.read(range(4)) * 255).round().byte()
+    assert [len(one["predictions"]) for one in said] == [4] * 4
+    assert {one["version"] for one in said} == {1}
+    after = Learner.load(folder)
+    assert Learner.history_of(folder).head == 1
+    assert after.classes == before.classes
+    assert after.predict(pixels, 3) == before.predict(pixels, 3)
+
+
 def test_a_second_server_on_the_same_folder_is_refused(folder) -> None:
     with served(folder):
         command = [sys.executable, "-m", "dosapp", "serve", str(folder), "--port", "1"]
@@ -61,19 +93,26 @@ def test_a_second_server_on_the_same_folder_is_refused(folder) -> None:
 
 
 def test_three_replicas_follow_one_writer(folder, stream) -> None:
-    """Each picks up a new version within a second and gives the writer's answers."""
+    """Each takes up a new version, gives the writer's answers, and outlives it.
+
+    A replica looks five times a second. How long it takes from there is the machine's affair: the
+    limit for all three together is several times what a busy one needs, and far below what a
+    replica that looks seldom, or not at all, would take.
+    """
+    assert GLANCE <= 0.2
     images = pictures(stream)[:4]
     with (
         served(folder, *QUICK) as writer,
         served(folder, "--follow") as one,
         served(folder, "--follow") as two,
         served(folder, "--follow") as three,
+        ThreadPoolExecutor(3) as watchers,
     ):
         clients = [replica.client() for replica in (one, two, three)]
         with writer.client() as client:
             job = client.learn_zip(lesson(stream, 1, range(2), 4))
             assert job["state"] == "done", job
-            late = [_seconds_until(c, job["version"]) for c in clients]
+            late = list(watchers.map(partial(_seconds_until, job["version"]), clients))
             said = client.predict(images, learn=False)
             assert [c.predict(images, learn=False) for c in clients] == [said] * 3
             with pytest.raises(BadInput, match="only reads"):
@@ -82,10 +121,10 @@ def test_three_replicas_follow_one_writer(folder, stream) -> None:
             assert [c.predict(images)["version"] for c in clients] == [job["version"]] * 3
         for c in clients:
             c.close()
-    assert min(late) < 1.0, late  # all of them when the machine has a core for each
+    assert max(late) < 5.0, late
 
 
-def _seconds_until(client, version: int) -> float:
+def _seconds_until(version: int, client) -> float:
     start = time.monotonic()
     until(lambda: client.status()["version"] == version)
     return time.monotonic() - start
@@ -107,7 +146,6 @@ class TestFaults:
     ) -> None:
         """What could not be written is written when there is room again."""
         import errno
-        import os
 
         pixels = torch.stack([(p * 255).byte() for p in stream.tasks[0].test.read(range(8))])
         write, full = os.fsync, threading.Event()
@@ -133,7 +171,21 @@ class TestFaults:
         assert Learner.load(folder).digest() == service.writer.learner.digest()
         assert not list(folder.rglob(".*.safetensors.*"))  # nothing half-written
 
-    def test_a_folder_that_cannot_be_written_is_one_sentence(self, folder, monkeypatch) -> None:
+    def test_a_read_only_folder_is_not_served_and_told_in_one_sentence(self, folder) -> None:
+        command = [sys.executable, "-m", "dosapp", "serve", str(folder), "--port", "1"]
+        folder.chmod(0o555)
+        found = subprocess.run(
+            [*_unprivileged(), *command], capture_output=True, text=True, timeout=120, check=False
+        )
+        folder.chmod(0o755)
+        assert found.returncode == 2
+        said = found.stderr.replace("\n", "")
+        assert said.startswith("dosapp: cannot use '"), found.stderr
+        assert said.endswith(".lock' (Permission denied)"), found.stderr
+
+    def test_a_folder_that_can_no_longer_be_written_is_one_sentence(
+        self, folder, monkeypatch
+    ) -> None:
         import dosapp.storage
 
         def refuses(*_, **__):
@@ -171,6 +223,16 @@ class TestFaults:
         versions = Learner.history_of(folder).versions()
         assert [v.number for v in versions] == [1, 2, 3, 4]
         assert versions[1].created > versions[3].created
+
+
+def _unprivileged() -> list[str]:
+    """Root writes into folders that are read-only; this begins a command without that right."""
+    if os.geteuid() != 0:
+        return []
+    without = ["setpriv", "--bounding-set=-dac_override"]
+    if not shutil.which("setpriv") or subprocess.run([*without, "true"], check=False).returncode:
+        pytest.skip("root writes everywhere, and cannot be kept from it here")
+    return without
 
 
 def test_a_version_of_vit_b_16_costs_what_has_changed(tmp_path) -> None:
