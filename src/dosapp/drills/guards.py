@@ -1,8 +1,9 @@
 """Streams that should not be learned from, with and without guards.
 
 A learner is taught every session of a benchmark and nothing of its streams. Then it meets one of
-six streams. Accuracy is measured on the held-out half of the test pictures, of which a quarter is
-the guards' canary and is not measured. All streams are equally long.
+six streams, each of one kind from its first picture to its last; all are equally long. Every fourth
+held-out picture of a class is the guards' canary, and accuracy is measured on the other three
+quarters. An interval is five steps, with and without guards.
 """
 
 import tempfile
