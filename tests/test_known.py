@@ -547,6 +547,22 @@ class TestTables:
         shades = [int(p[0].float().mean()) for p in data.train.pictures.read(range(43))]
         assert [data.classes[n] for n in data.train.labels] == [names[s] for s in shades]
 
+    @pytest.mark.parametrize("name", KNOWN)
+    def test_loading_scripts_are_asked_for_as_parquet(self, name, tiny, monkeypatch) -> None:
+        datasets = pytest.importorskip("datasets")
+        asked = []
+
+        def refused(where: str, split: str, revision: str | None) -> None:
+            asked.append((where, split, revision))
+            raise OSError("offline")
+
+        monkeypatch.setattr(datasets, "load_dataset", refused)
+        with pytest.raises(BadInput, match="the hub did not give it"):
+            load_dataset(name, tiny)
+        scripts = {"HuggingFaceM4/FGVC-Aircraft", "alkzar90/CC6204-Hackaton-Cub-Dataset"}
+        [(where, _, revision)] = asked
+        assert revision == ("refs/convert/parquet" if where in scripts else None)
+
     def test_what_is_wrong_with_one(self, parquet, tmp_path, tiny) -> None:
         import datasets
 

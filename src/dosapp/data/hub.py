@@ -28,7 +28,8 @@ def hub_data(name: str, prepare: Prepare) -> Dataset:
     parts = []
     for split in ("train", "test"):
         where, part_of = known.hub[split]
-        table = _loaded(where, f"{name} is not on this machine: give --data-dir", part_of)
+        otherwise = f"{name} is not on this machine: give --data-dir"
+        table = _loaded(where, otherwise, part_of, known.hub.get("revision"))
         label = known.hub["label"]
         names = list(getattr(table.features[label], "names", None) or known.classes)
         said = known.labels(names, where)  # its own order may be another
@@ -85,7 +86,9 @@ def _thirds(part: Part) -> tuple[Part, Part]:
     return Part(column.only(train), part.labels[train]), Part(asked, part.labels[test])
 
 
-def _loaded(where: str, otherwise: str, split: str | None = None) -> Any:
+def _loaded(
+    where: str, otherwise: str, split: str | None = None, revision: str | None = None
+) -> Any:
     try:
         import datasets
     except ImportError as error:
@@ -93,7 +96,7 @@ def _loaded(where: str, otherwise: str, split: str | None = None) -> Any:
             f"{otherwise}; tables and the hub need pip install 'dosapp[hub]' ({where})"
         ) from error
     try:
-        return datasets.load_dataset(where, split=split)
+        return datasets.load_dataset(where, split=split, revision=revision)
     except Exception as error:  # the library raises many kinds
         first = str(error).partition("\n")[0]
         who = "the table cannot be read" if Path(where).exists() else "the hub did not give it"
