@@ -14,6 +14,8 @@ from dosapp.data.ahead import ahead
 from dosapp.data.base import check_class_names
 from dosapp.data.folder import own_data
 from dosapp.errors import BadInput
+from dosapp.result import Result
+from test_cli import dosapp
 
 PIXELS = 32
 
@@ -154,6 +156,32 @@ class TestBadData:
     def test_unknown_dataset_suggests_the_nearest(self, tiny) -> None:
         with pytest.raises(BadInput, match="did you mean 'shapes'"):
             load_dataset("shaps", tiny)
+
+
+class TestBadPicturesInARun:
+    @pytest.fixture
+    def words(self, tmp_path: Path) -> list[object]:
+        for name in ("cat", "dog", "emu"):
+            paint(tmp_path / "pets" / "train", name, 4)
+            paint(tmp_path / "pets" / "test", name, 4)
+        for broken in ("train/emu/2.png", "test/cat/0.png", "test/dog/3.png"):
+            (tmp_path / "pets" / broken).write_bytes(b"\x89PNG")
+        return ["run", "--data", "pets", "--tasks", 3, "--epochs", 1, "--batch", 4, "--out", "x"]
+
+    def test_it_stops_before_it_learns_and_names_one(self, words, tmp_path: Path) -> None:
+        done = dosapp(*words, cwd=tmp_path, code=2)
+        assert "train/emu/2.png' cannot be read" in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert not (tmp_path / "x").exists()
+
+    def test_or_leaves_them_out_and_counts_them(self, words, tmp_path: Path) -> None:
+        done = dosapp(*words, "--skip-bad-images", cwd=tmp_path)
+        assert "1 picture(s) are left out; the first: image" in done.stderr
+        assert "2 picture(s) are left out; the first: image" in done.stderr
+        assert "test/cat/0.png' cannot be read" in done.stderr
+        tasks = Result.read(tmp_path / "x").tasks
+        assert [task["train"] for task in tasks] == [4, 4, 3]
+        assert [task["stream"] + task["test"] for task in tasks] == [3, 3, 4]
 
 
 class TestAhead:

@@ -166,3 +166,57 @@ class TestSweeps:
 
     def test_two_values_are_none(self) -> None:
         assert not list(sweeps(rows(self.results(fraction=[0.5, 0.25]))))
+
+
+class TestPictures:
+    """What the axes hold; how it looks is for eyes."""
+
+    @pytest.fixture(autouse=True)
+    def close(self):
+        plt = pytest.importorskip("matplotlib.pyplot")
+        yield
+        plt.close("all")
+
+    def test_a_sweep_is_a_line_of_accuracy_and_one_of_forgetting(self) -> None:
+        from dosapp.report.figures import figures
+
+        results = [
+            made("dosapp", seed, 80 * share + seed, 10 - share, fraction=share)
+            for share in (1.0, 0.25, 0.5)
+            for seed in (0, 2)
+        ]
+        drawn = figures(rows(results))["sweeps"]
+        left, right = drawn.axes
+        accuracy, forgetting = (axes.containers[0].lines[0] for axes in (left, right))
+        assert accuracy.get_linestyle() == forgetting.get_linestyle() == "-"
+        assert list(accuracy.get_xdata()) == [0.25, 0.5, 1.0]
+        assert list(accuracy.get_ydata()) == [21, 41, 81]
+        assert list(forgetting.get_ydata()) == [9.75, 9.5, 9]
+        assert left.get_xlabel() == "fraction"
+        assert left.get_xscale() == "linear"
+
+    def test_a_sweep_over_magnitudes_is_logarithmic(self) -> None:
+        from dosapp.report.figures import swept
+
+        options = [{"sparsity": value} for value in (0.01, 0.1, 0.5)]
+        drawn = swept(rows(made("dosapp", 0, 80, 10, options=one) for one in options))
+        assert drawn.axes[0].get_xscale() == "log"
+        assert drawn.axes[0].get_xlabel() == "sparsity c"
+        assert swept(rows(RESULTS)) is None
+
+    def test_a_map_has_a_line_where_another_dataset_begins(self) -> None:
+        from dosapp.report.figures import forgetting_maps
+
+        forgot = [[5.0 if i < t else None for i in range(5)] for t in range(5)]
+        changes = {"R": [[50.0] * 5] * 5, "forgetting_matrix": forgot}
+        streams = [{"name": "pets+planes", "boundaries": b} for b in ([2], [])]
+        two, one = (
+            forgetting_maps(rows([RESULTS[0].model_copy(update={**changes, "stream": stream})]))
+            for stream in streams
+        )
+        across, down = two.axes[0].lines
+        assert list(across.get_xdata()) == [1.5, 1.5]  # between tasks 2 and 3
+        assert list(down.get_ydata()) == [0.5, 0.5]  # between what follows sessions 2 and 3
+        assert not one.axes[0].lines
+        labels = [two.axes[0].get_yticklabels()[n].get_text() for n in (0, 1)]
+        assert labels == ["2", "3"]
