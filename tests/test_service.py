@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from PIL import Image
 
 from dosapp.drills.served import lesson as served_lesson
 from dosapp.drills.served import pictures as served_pictures
+from dosapp.drills.served import png
 from dosapp.errors import BadInput
 from dosapp.learner import Learner
 from dosapp.service.reader import Answer, Busy
@@ -52,7 +54,7 @@ def stream(made):
 
 
 def served(folder: Path, **changes: object):
-    canary = changes.pop("canary", None)
+    canary = None if isinstance(changes.get("canary"), Path) else changes.pop("canary", None)
     settings: ServiceSettings = ServiceSettings.checked({**QUICK, **changes})
     return opened(folder, settings, canary=canary)
 
@@ -126,6 +128,82 @@ class TestAsking:
         unsure = [p for p in answer["predictions"] if p["score"] < 1]
         assert unsure
         assert all(p["label"] == "unknown" and not p["known"] and p["top"] for p in unsure)
+
+    def test_requests_that_come_together_are_answered_together(
+        self, folder, stream, monkeypatch
+    ) -> None:
+        """Each gets its own answers, with as many classes as it asked for."""
+        pixels = stream.tasks[0].test.read(range(3))
+        sizes, predict = [], Learner.predict
+
+        def watched(learner, images, top=5):
+            sizes.append(len(images))
+            return predict(learner, images, top)
+
+        with served(folder, batch=3, batch_wait=60.0, adapt=False) as service:
+            alone = [predict(service.reader.published.learner, p[None], 3)[0] for p in pixels]
+            monkeypatch.setattr(Learner, "predict", watched)
+            one, two = service.ask(pixels[:2], 1), service.ask(pixels[2:], 3)
+            found = one.result(30).predictions + two.result(30).predictions
+        assert sizes == [3]
+        assert [p.label for p in found] == [p.label for p in alone]
+        assert [p.score for p in found] == pytest.approx([p.score for p in alone], abs=1e-5)
+        assert [len(p.top) for p in found] == [1, 1, 3]
+
+    def test_more_than_one_request_may_hold_is_too_large(self, folder, stream) -> None:
+        images = pictures(stream, count=3)
+        encoded = {"images": [base64.b64encode(data).decode() for data in images]}
+        raw = {"content": bytes(3 * 3 * 32 * 32), "params": {"shape": "3,3,32,32"},
+               "headers": {"Content-Type": "application/octet-stream"}}  # fmt: skip
+        with served(folder, images=2, body=1_000_000) as service, asking(build(service)) as client:
+            for body in ({"files": files(images)}, {"json": encoded}, raw):
+                answer = client.post("/predict", **body)
+                assert answer.status_code == 413
+                assert answer.json()["error"] == "the request has 3 pictures; at most 2 are taken"
+            assert client.post("/predict", files=files(images[:2])).status_code == 200
+
+    def test_a_body_of_unknown_length_is_cut_off(self, folder) -> None:
+        """Chunks have no content length: they are counted as they come."""
+
+        def chunks():
+            for _ in range(100):
+                yield bytes(1000)
+
+        head = {"Content-Type": "image/png"}
+        with served(folder, body=10_000) as service, asking(build(service)) as client:
+            answer = client.post("/predict", content=chunks(), headers=head)
+            assert "content-length" not in answer.request.headers
+            assert (answer.status_code, answer.json()["error"]) == (
+                413, "a body has at most 10,000 bytes")  # fmt: skip
+            told = client.post("/predict", content=bytes(10_001), headers=head)
+            assert told.status_code == 413
+
+    def test_too_many_requests_at_once(self, folder, monkeypatch) -> None:
+        begun, go, codes = threading.Semaphore(0), threading.Event(), []
+
+        def slow(number: int, who: str) -> int:
+            begun.release()
+            go.wait(60)
+            return number
+
+        with served(folder, requests=2) as service, asking(build(service)) as client:
+            monkeypatch.setattr(service, "rollback", slow)
+
+            def order() -> None:
+                codes.append(client.post("/rollback", json={"version": 1}).status_code)
+
+            going = [threading.Thread(target=order) for _ in range(2)]
+            for one in going:
+                one.start()
+                assert begun.acquire(timeout=60)
+            refused = client.get("/health")
+            go.set()
+            for one in going:
+                one.join()
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert refused.json() == {"error": "2 requests at once are the most"}
+            assert codes == [200, 200]
+            assert client.get("/health").status_code == 200
 
     def test_a_full_queue_says_so_at_once(self, folder, stream) -> None:
         with served(folder, queue=4) as service:
@@ -685,10 +763,58 @@ class TestGuards:
         assert deeds == ["refused", "refused", "froze"]
         assert Learner.load(folder).digest() == before
 
-    def test_experts_that_differ_too_much_are_not_published(self, folder, stream) -> None:
-        with served(folder, interval=1) as service:
-            why = service.writer.guard.against_interval(0.6, None, None)
-        assert why == "the experts differ on 60% of the stream"
+    def test_experts_that_differ_too_much_are_not_published(
+        self, folder, stream, monkeypatch
+    ) -> None:
+        """Over an interval, not over a step: here 0 and 60 %, then 0 and 0."""
+        before, shares, adapt = (
+            Learner.load(folder).digest(),
+            iter([0.0, 0.6, 0.0, 0.0]),
+            Learner.adapt,
+        )
+
+        def differing(learner, images):
+            return replace(adapt(learner, images), disagreement=next(shares))
+
+        monkeypatch.setattr(Learner, "adapt", differing)
+        with served(folder, disagreement=0.2) as service, asking(build(service)) as client:
+            for _ in range(2):
+                client.post("/predict", files=files(pictures(stream)))
+            until(lambda: service.writer.signals.refused)
+            assert service.writer.learner.digest() == before
+            for _ in range(2):
+                client.post("/predict", files=files(pictures(stream)))
+            until(lambda: service.version == 2)
+            deeds = client.get("/audit").json()
+            seen = client.get("/versions/2").json()["seen"]
+        assert [(d["what"], d["who"], d["why"]) for d in deeds] == [
+            ("refused", "guard", "the experts differ on 30% of the stream")]  # fmt: skip
+        assert seen["disagreement"] == 0
+
+    def test_a_folder_of_pictures_is_the_canary(self, folder, stream, tmp_path) -> None:
+        """Every picture, under the name of its folder; a class nobody knows does not count."""
+        task, place = stream.tasks[0], tmp_path / "canary"
+        for n in range(6):
+            name = task.classes[task.test.labels[n]].replace(" ", "_")
+            (place / name).mkdir(parents=True, exist_ok=True)
+            (place / name / f"{n}.png").write_bytes(png(task.test.read([n])[0]))
+        (place / "unheard_of").mkdir()
+        (place / "unheard_of" / "0.png").write_bytes(png(task.test.read([0])[0]))
+        learner = Learner.load(folder)
+        truth = [task.classes[n] for n in task.test.labels[:6]]
+        right = sum(
+            p.label == t
+            for p, t in zip(learner.predict(task.test.read(range(6))), truth, strict=True)
+        )
+        with served(folder, canary=place, session_drop=100.0) as service:
+            canary = service.canary
+            assert sorted(canary.labels) == sorted([*truth, "unheard of"])
+            assert canary.accuracy(learner) == pytest.approx(100 * right / 6)
+            client = asking(build(service))
+            finished(client, client.post("/learn", files={"archive": lesson(stream)}))
+            seen = client.get("/versions/2").json()["seen"]
+            watched = client.get("/status").json()["signals"]["canary"]
+        assert watched == [{"version": 2, "accuracy": seen["canary"]}]
 
 
 class TestWhoMay:
