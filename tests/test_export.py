@@ -26,7 +26,27 @@ def taught(small, tiny):
     return learner, pixels, learner.logits(pixels, expert)
 
 
-def test_transformers_loads_it_and_gives_identical_logits(taught, tmp_path) -> None:
+def test_transformers_alone_gives_the_same_logits(taught, tmp_path) -> None:
+    """Its own model, processor and tokenizer, and its own arithmetic: equal but for rounding."""
+    from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel
+
+    learner, pixels, wanted = taught
+    export(learner, tmp_path / "x")
+    plain = CLIPModel.from_pretrained(tmp_path / "x").eval()
+    processor = CLIPImageProcessor.from_pretrained(tmp_path / "x")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "x")
+    classes = json.loads((tmp_path / "x" / "classes.json").read_text())
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (processor.image_mean, processor.image_std))
+    words = [t.format(name) for name in classes["classes"] for t in classes["templates"][name]]
+    assert len(words) == len(learner.classes)  # one template, so no mean of several is in the way
+    with torch.no_grad():
+        texts = tokenizer(words, padding=True, return_tensors="pt")
+        said = plain(pixel_values=(pixels - mean) / std, **texts)
+    cosines = said.logits_per_image / classes["scale"]
+    torch.testing.assert_close(cosines, wanted, atol=1e-5, rtol=0)
+
+
+def test_our_own_loader_gives_identical_logits(taught, tmp_path) -> None:
     from transformers import CLIPImageProcessor, CLIPModel
 
     from dosapp.backbones.clip import load

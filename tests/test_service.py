@@ -3,13 +3,17 @@
 import base64
 import contextlib
 import errno
+import functools
 import io
 import json
 import os
+import re
 import shutil
+import sys
 import threading
 import time
 import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -321,30 +325,33 @@ class TestTheStream:
             service.reader.waiting = 0
             until(lambda: service.writer.signals.adapted == 8)
 
-    def test_no_picture_ever_touches_a_disk(self, folder, stream, tmp_path, monkeypatch) -> None:
-        """Nothing is written anywhere while pictures large enough for a temporary file come and
-        go; and nothing that was written later holds their pixels."""
-        import tempfile
-
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-        (tmp_path / "temporary").mkdir()
-        noise = np.random.default_rng(0).integers(0, 255, (1200, 1200, 3), dtype=np.uint8)
-        with io.BytesIO() as buffer:
-            Image.fromarray(noise).save(buffer, "BMP")
-            large = buffer.getvalue()  # 4 MB: beyond what forms usually keep in memory
-        opened_files = watched_opens(monkeypatch)
-        with served(folder, skew=1.0) as service, asking(build(service)) as client:
+    def test_no_picture_ever_touches_a_disk(self, folder) -> None:
+        """While pictures large enough for a temporary file come, are corrected, learned from and
+        go, Python opens nothing for writing but the learner's own records, and none of these holds
+        a picture: as it was sent, or as pixels. (What C code opens by itself is not seen.)"""
+        large = noise(1200, "BMP")  # 4 MB: beyond what forms usually keep in memory
+        small = noise(32, "PNG")
+        with written() as paths, served(folder, skew=1.0, disagreement=1.0) as service:
+            client = asking(build(service))
             for _ in range(8):
-                assert client.post("/predict", files=files([large, large])).status_code == 200
-            pixels = service.uploads.picture(large)
+                sent = files([large, small])
+                assert client.post("/predict", files=sent).status_code == 200
+            for data in (large, small):
+                body = {"image": base64.b64encode(data).decode(), "label": "owl"}
+                assert client.post("/correct", json=body).status_code == 200
             until(lambda: service.version > 1)
-        written = [p for p in opened_files if "temporary" in p]
-        assert written == []
-        assert list((tmp_path / "temporary").iterdir()) == []
-        needle = pixels.numpy().tobytes()[:64]
+            seen = [service.uploads.picture(data) for data in (large, small)]
+        kinds = {re.sub(r"\d{6}", "N", str(Path(p).relative_to(folder))) for p in paths}
+        stems = {re.sub(r"(/|^)\.(.*safetensors)\..*", r"\1\2", kind) for kind in kinds}
+        assert stems == {".lock", "audit.jsonl", "working.safetensors", "versions/N.safetensors"}
+        needles = [data[2000:2064] for data in (large, small)]  # noise is nowhere by chance
+        for picture in seen:
+            row = picture[:, 16].contiguous()
+            needles += [row.numpy().tobytes()[:64], (row / 255).numpy().tobytes()[:64]]
+        assert all(len(set(needle)) > 2 for needle in needles)
         for path in folder.rglob("*"):
             if path.is_file():
-                assert needle not in path.read_bytes()
+                assert not [needle for needle in needles if needle in path.read_bytes()], path
 
     def test_a_method_that_keeps_pictures_is_refused(self, pupil, tiny, stream, tmp_path) -> None:
         learner = Learner(pupil(method="spu", adapt="note"), tiny)
@@ -425,20 +432,37 @@ class TestAFullDisk:
         assert Learner.load(folder).digest() == alone.digest()
 
 
-def watched_opens(monkeypatch) -> list[str]:
-    """Every path this process opens for writing from now on."""
-    import os
+def noise(size: int, kind: str) -> bytes:
+    values = np.random.default_rng(size).integers(0, 255, (size, size, 3), dtype=np.uint8)
+    with io.BytesIO() as buffer:
+        Image.fromarray(values).save(buffer, kind)
+        return buffer.getvalue()
 
-    seen: list[str] = []
-    original = os.open
 
-    def watched(path, flags, *more, **named):
-        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            seen.append(str(path))
-        return original(path, flags, *more, **named)
+_watchers: list[list[str]] = []
 
-    monkeypatch.setattr(os, "open", watched)
-    return seen
+
+def _hear(event: str, args: tuple) -> None:
+    if not _watchers or event != "open" or isinstance(args[0], int):  # a handle has had its name
+        return
+    if (args[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        _watchers[-1].append(os.path.abspath(os.fsdecode(args[0])))
+
+
+@functools.cache
+def _listening() -> None:
+    sys.addaudithook(_hear)  # for good: Python takes none back
+
+
+@contextlib.contextmanager
+def written() -> Iterator[list[str]]:
+    """Every path that Python code of this process opens for writing in here."""
+    _listening()
+    _watchers.append([])
+    try:
+        yield _watchers[-1]
+    finally:
+        _watchers.pop()
 
 
 class TestTeaching:
