@@ -636,6 +636,12 @@ class Falling:
 
 
 class TestClasses:
+    def test_names_that_look_alike_are_one_class(self, folder) -> None:
+        with served(folder) as service, asking(build(service)) as client:
+            old = service.classes[0]
+            client.post("/classes/rename", json={"name": old, "to": "cafe\u0301"})
+            assert service.classes[0] == "caf\u00e9"
+
     def test_rename_and_remove(self, folder) -> None:
         first, second, third = Learner.load(folder).classes
         with served(folder) as service, asking(build(service)) as client:

@@ -3,6 +3,7 @@
 import base64
 import binascii
 import io
+import unicodedata
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -176,8 +177,9 @@ class Uploads:
 
 
 def class_name(raw: str) -> str:
-    """As it is said: no underscores or control characters, of a usual length."""
-    name = " ".join(raw.replace("_", " ").split())
+    """As it is said: no underscores or control characters, of a usual length; and however its
+    accents were typed, names that look alike are one class."""
+    name = unicodedata.normalize("NFC", " ".join(raw.replace("_", " ").split()))
     check_class_names([name], "the lesson")
     if len(name) > NAME or not name.isprintable():
         raise BadInput(f"the class name '{name[:40]}…' is too long or cannot be printed")
