@@ -173,7 +173,6 @@ def test_everything_a_client_can_say(folder, made, tmp_path, monkeypatch) -> Non
         assert client("forget") == "2 correction(s) forgotten\n"
         assert "there is nothing to learn" in client("learn", code=2)
         client("correct", image, ODD)
-        monkeypatch.setattr("warnings.warn", lambda *_, **__: None)  # a service's own are elsewhere
         said = client("learn").replace("\n", " ")
         assert said.startswith("version 4: 1 class(es), 1 picture(s)")
         assert f"a lesson of '{ODD}' alone" in said

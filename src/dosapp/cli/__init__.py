@@ -19,15 +19,15 @@ def main() -> None:
     keep_memory()  # before there are threads
     if os.environ.get("RANK", "0") != "0":  # of several processes under torchrun the first speaks
         sys.stdout, err.quiet = open(os.devnull, "w"), True  # noqa: SIM115
-    warnings.showwarning = lambda message, *_: err.print(f"note: {message}", highlight=False)
+    warnings.showwarning = lambda message, *_: err.print(f"note: {message}")
     try:
         app()
     except BadInput as error:
-        err.print(f"dosapp: {error}", highlight=False, markup=False, soft_wrap=True)
+        err.print(f"dosapp: {error}", soft_wrap=True)
         sys.exit(2)
     except OSError as error:
         where = error.filename or "the disk"
-        err.print(f"dosapp: cannot use '{where}' ({error.strerror})", highlight=False, markup=False)
+        err.print(f"dosapp: cannot use '{where}' ({error.strerror})")
         sys.exit(2)
     except KeyboardInterrupt:
         err.print("stopped; --resume goes on from the last checkpoint")

@@ -49,17 +49,17 @@ def methods(
     }
     for n, fact in facts.items():
         stores = "stores pictures of the stream" if fact["stores_data"] else "stores no data"
-        out.print(f"[bold]{n}[/bold]  {fact['idea']}", highlight=False)
-        out.print(f"  {fact['reference']}; {words[fact['phase']]}; {stores}", highlight=False)
+        out.print(f"[bold]{n}[/bold]  {fact['idea']}", markup=True)
+        out.print(f"  {fact['reference']}; {words[fact['phase']]}; {stores}")
         given = fact["settings"]
         if name is None:
             short = " ".join(f"{k.rpartition('.')[2]}={v}" for k, v in given.items())
             if short:
-                out.print(f"  {short}", style="dim", highlight=False, markup=False)
+                out.print(f"  {short}", style="dim")
             continue
         for key, value in given.items():
             line = f"  --set {key.rpartition('.')[2]}={value}    ({key})"
-            out.print(line, highlight=False, markup=False)
+            out.print(line)
     if name is None:
         out.print("\nany learner adapts with any adapter: --method spu --adapt self-training")
 
@@ -77,9 +77,12 @@ def datasets(as_json: Json = False) -> None:
         print(json.dumps(facts, indent=1))
         return
     for name, fact in facts.items():
-        out.print(f"[bold]{name}[/bold]  {fact['classes']} classes: {fact['idea']}")
-    out.print("[bold]PATH[/bold]    a folder of class folders, or a CSV of path,label[,split]")
-    out.print("[bold]a+b[/bold]     one after the other, for example shapes+signs")
+        out.print(f"[bold]{name}[/bold]  {fact['classes']} classes: {fact['idea']}", markup=True)
+    out.print(
+        "[bold]PATH[/bold]    a folder of class folders, or a CSV of path,label[,split]",
+        markup=True,
+    )
+    out.print("[bold]a+b[/bold]     one after the other, for example shapes+signs", markup=True)
 
 
 @app.command()
@@ -93,5 +96,8 @@ def backbones(as_json: Json = False) -> None:
         print(json.dumps(facts, indent=1))
         return
     for name, fact in facts.items():
-        out.print(f"[bold]{name}[/bold]  {fact}", highlight=False)
-    out.print("[bold]FOLDER[/bold] or [bold]org/name[/bold]  any CLIPModel with its processor")
+        out.print(f"[bold]{name}[/bold]  {fact}", markup=True)
+    out.print(
+        "[bold]FOLDER[/bold] or [bold]org/name[/bold]  any CLIPModel with its processor",
+        markup=True,
+    )

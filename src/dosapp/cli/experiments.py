@@ -45,7 +45,7 @@ def demo(
         _, results = play(folder, seed, watch)
     show(results, as_json)
     if not as_json:
-        out.print(f"\nwrote [bold]{folder}/report.html[/bold] and its figures as PNG and SVG")
+        out.print(f"\nwrote {folder}/report.html and its figures as PNG and SVG")
 
 
 @app.command()
@@ -87,7 +87,7 @@ def run(
             result = compute(planned, here, resume=resume or folder is None, watch=watch)
     show([result], as_json)
     if not as_json:
-        out.print(f"wrote {place}/result.json", highlight=False)
+        out.print(f"wrote {place}/result.json")
 
 
 def _tracks(asked: list[str] | None) -> list[str]:
@@ -160,7 +160,7 @@ def reproduce(
 
     if listed or name is None:
         for known in tables().values():
-            out.print(f"[bold]{known.name}[/bold]  {known.title}", highlight=False)
+            out.print(f"[bold]{known.name}[/bold]  {known.title}", markup=True)
         return
     size = Scale.named(scale)
     given = {"data_dir": data_dir, "backbone": backbone, "device": device}
@@ -177,7 +177,7 @@ def reproduce(
         for one in planned:
             print(command(one))
         with err.status("measuring a few steps of each kind of run"):
-            err.print(_costs(estimate(planned)), highlight=False)
+            err.print(_costs(estimate(planned)))
         return
     failed: list[Outcome] = []
     if not ledger:
@@ -192,12 +192,12 @@ def reproduce(
     for book in found:
         book.draw(folder / f"{book.table.name}-{scale}")
         for reason in dict.fromkeys(book.reasons):
-            err.print(f"note: {reason}", highlight=False)
+            err.print(f"note: {reason}")
     if as_json:
         print(json.dumps([book.facts() for book in found]))
     else:
         print(text)
-        out.print(f"wrote {place}.md and .json", highlight=False)
+        out.print(f"wrote {place}.md and .json")
     if failed:
         raise BadInput(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
 
@@ -236,9 +236,9 @@ def estimate(
     if as_json:
         print(json.dumps({**vars(cost), "assumed": assumed}))
         return
-    out.print(_costs(cost), highlight=False)
+    out.print(_costs(cost))
     if gpu is None:
-        out.print("from a few steps on this machine as it is now", style="dim", highlight=False)
+        out.print("from a few steps on this machine as it is now", style="dim")
         return
     peak, share = gpus()[gpu], USED
     out.print(
@@ -295,13 +295,13 @@ def tune(
         found["rates"][method] = tuned.lr
         found["seen"][method] = tuned.seen()
         if not as_json:
-            out.print(f"{method}: {tuned.lr:g}   {tuned.seen()['accuracy']}", highlight=False)
+            out.print(f"{method}: {tuned.lr:g}   {tuned.seen()['accuracy']}")
     text = yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
     write_bytes(file, ("".join(commands) + text).encode())
     if as_json:
         print(json.dumps(found))
     else:
-        out.print(f"wrote {file}", highlight=False)
+        out.print(f"wrote {file}")
 
 
 @app.command()
@@ -330,4 +330,4 @@ def report(
     write_report(found, folder, title, against, WITH_COSTS if costs else COLUMNS)
     show(found, as_json, costs)
     if not as_json:
-        out.print(f"wrote {folder}/report.html, .md, .csv, .tex and figures", highlight=False)
+        out.print(f"wrote {folder}/report.html, .md, .csv, .tex and figures")

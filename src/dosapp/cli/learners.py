@@ -5,17 +5,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dosapp.cli.screen import Json, LearnerFolder, SetOption, app
+from dosapp.cli.screen import Json, LearnerFolder, SetOption, app, out
 from dosapp.errors import BadInput
 from dosapp.flags import with_settings
 from dosapp.settings import LearnerSettings, parsed
-
-# People name classes and folders as they like: what is printed here is never markup.
-out = Console(markup=False, emoji=False, highlight=False)
 
 
 @app.command()

@@ -18,7 +18,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-out, err = Console(), Console(stderr=True)
+# People name classes and folders as they like: what is printed is never markup unless it says so.
+out = Console(markup=False, emoji=False, highlight=False)
+err = Console(markup=False, emoji=False, highlight=False, stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for machines")]
 SetOption = Annotated[
@@ -43,4 +45,4 @@ def show(results: "list[Result]", as_json: bool, costs: bool = False) -> None:
     for row in rows(results):
         table.add_row(row.name, *(row.text(metric) for metric in columns))
     out.print(table)
-    out.print(f"F = {DEFINITIONS['forgetting']}", style="dim", highlight=False, markup=False)
+    out.print(f"F = {DEFINITIONS['forgetting']}", style="dim")

@@ -5,16 +5,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from dosapp.cli.screen import Json, LearnerFolder, app
+from dosapp.cli.screen import Json, LearnerFolder, app, err, out
 from dosapp.errors import BadInput
 from dosapp.flags import with_settings
 from dosapp.service.settings import ServiceSettings, check_learner
-
-# People name classes and folders as they like: what is printed here is never markup.
-out = Console(markup=False, emoji=False, highlight=False)
-err = Console(markup=False, emoji=False, highlight=False, stderr=True)
 
 
 @app.command()

@@ -28,10 +28,10 @@ def pretrain(
     def watch(step: int, loss: float) -> None:
         next(ticks, None)
         if step % 200 == 0 and not err.is_terminal:
-            err.print(f"step {step}/{steps}: loss {loss:.3f}", highlight=False)
+            err.print(f"step {step}/{steps}: loss {loss:.3f}")
 
     train(folder, steps=steps, seed=seed, watch=watch)
-    out.print(f"wrote {folder}; use it with --backbone {folder}", highlight=False)
+    out.print(f"wrote {folder}; use it with --backbone {folder}")
 
 
 @app.command()
@@ -72,7 +72,7 @@ def bench(
     if growth:
         print(f"\n{slopes(found['growth'])}", end="")
     if folder is not None:
-        out.print(f"wrote {folder}/bench.json, .md and figures", highlight=False)
+        out.print(f"wrote {folder}/bench.json, .md and figures")
 
 
 @app.command()
@@ -94,4 +94,4 @@ def drill(
     write_json(place, found)
     draw(name, found, folder)
     print(json.dumps(found, indent=1))
-    out.print(f"wrote {place}", highlight=False)
+    out.print(f"wrote {place}")
