@@ -23,7 +23,7 @@ def main() -> None:
     try:
         app()
     except BadInput as error:
-        err.print(f"dosapp: {error}", soft_wrap=True)
+        err.print(f"dosapp: {error}")
         sys.exit(2)
     except OSError as error:
         where = error.filename or "the disk"

@@ -55,7 +55,7 @@ def history_list(folder: LearnerFolder, as_json: Json = False) -> None:
     for v in found:
         count = str(len(v.facts["classes"]))
         table.add_row(str(v.number), v.created, v.reason, count, f"{v.size / 1000:,.0f}")
-    out.print(table)
+    out.print(table, soft_wrap=False)
 
 
 @history_app.command("show")
@@ -95,7 +95,7 @@ def history_diff(folder: LearnerFolder, first: From, second: From, as_json: Json
         table.add_row(
             one.name, f"{one.entries:,}", f"{one.of:,}", f"{one.distance:.4g}", f"{one.largest:.3g}"
         )
-    out.print(table if found else f"versions {first} and {second} are the same")
+    out.print(table if found else f"versions {first} and {second} are the same", soft_wrap=False)
 
 
 @history_app.command("rollback")

@@ -18,9 +18,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-# People name classes and folders as they like: what is printed is never markup unless it says so.
-out = Console(markup=False, emoji=False, highlight=False)
-err = Console(markup=False, emoji=False, highlight=False, stderr=True)
+# People name classes and folders as they like: what is printed is never markup unless it says so,
+# and no line is broken: that is for the terminal, and others read line by line.
+out = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
+err = Console(markup=False, emoji=False, highlight=False, soft_wrap=True, stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON, for machines")]
 SetOption = Annotated[
@@ -44,5 +45,5 @@ def show(results: "list[Result]", as_json: bool, costs: bool = False) -> None:
         table.add_column(name, justify="right")
     for row in rows(results):
         table.add_row(row.name, *(row.text(metric) for metric in columns))
-    out.print(table)
+    out.print(table, soft_wrap=False)
     out.print(f"F = {DEFINITIONS['forgetting']}", style="dim")
