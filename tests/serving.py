@@ -1,15 +1,17 @@
 """What tests of the service share: a small learner in a folder, and patience."""
 
+import contextlib
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from conftest import SMALL
 from dosapp.backbones.clip import Clip
 from dosapp.learner import Learner
 from dosapp.plan import open_stream
-from dosapp.service.service import Teaching
+from dosapp.service.service import Service, Teaching
 from dosapp.settings import RunSettings
 from dosapp.streams import Stream
 
@@ -43,3 +45,24 @@ def hold_the_writer(service: Teaching) -> threading.Event:
     service.writer.ask(wait)
     held.wait()
     return hold
+
+
+@contextlib.contextmanager
+def at_a_port(service: Service) -> Iterator[str]:
+    """A service behind a real server in this process: its address."""
+    import uvicorn
+
+    from dosapp.service.app import build
+
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        door.listen()  # whoever comes early waits
+        config = uvicorn.Config(build(service), log_level="warning", ws="none", lifespan="off")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([door],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{door.getsockname()[1]}/"
+        finally:
+            server.should_exit = True
+            thread.join()

@@ -1,12 +1,8 @@
 """Commands on a learner's folder and on a service, each as people type it."""
 
-import contextlib
 import json
 import shutil
-import socket
-import threading
 import zipfile
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -14,7 +10,9 @@ import pytest
 
 from dosapp.drills.served import lesson, pictures
 from dosapp.learner import Learner
-from serving import taught
+from dosapp.service.service import opened
+from dosapp.service.settings import ServiceSettings
+from serving import at_a_port, taught
 from test_cli import dosapp
 
 ODD = "[/x] fox :cat:"  # neither markup nor an emoji, but somebody's class
@@ -115,36 +113,15 @@ def test_tokens(folder) -> None:
     assert "role is 'king'" in dosapp("token", "add", folder, "x", "--role", "king", code=2).stderr
 
 
-@contextlib.contextmanager
-def at_a_port(folder: Path) -> Iterator[str]:
-    """The service behind a real server, in this process."""
-    uvicorn = pytest.importorskip("uvicorn")
-    pytest.importorskip("fastapi")
-    from dosapp.service.app import build
-    from dosapp.service.service import opened
-    from dosapp.service.settings import ServiceSettings
-
-    settings: ServiceSettings = ServiceSettings.checked({"threads": 1, "batch_wait": 0.0})
-    with opened(folder, settings) as service, socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        door.listen()  # whoever comes early waits
-        config = uvicorn.Config(build(service), log_level="warning", ws="none", lifespan="off")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, args=([door],))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{door.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
 def test_everything_a_client_can_say(folder, made, tmp_path, monkeypatch) -> None:
     """One service, asked and taught by the command line alone, from the first word to the last."""
+    pytest.importorskip("fastapi")
+    pytest.importorskip("uvicorn")
     stream = made[1]
     image = tmp_path / "[b]picture.png"
     image.write_bytes(pictures(stream)[0])
-    with at_a_port(folder) as url:
+    settings: ServiceSettings = ServiceSettings.checked({"threads": 1, "batch_wait": 0.0})
+    with opened(folder, settings) as service, at_a_port(service) as url:
         monkeypatch.setenv("DOSAPP_URL", url)
 
         def client(*words: object, code: int = 0) -> str:

@@ -39,6 +39,7 @@ def test_killed_in_the_middle_of_everything(tmp_path) -> None:
     assert found["lost"] == found["mixed"] == found["errors_while_alive"] == []
     assert found["answers"] > 0
     assert found["ended_with"] == 0
+    assert found["intervals"] > 0
     assert found["pictures_adapted"] >= 8 * found["intervals"]
     assert found["most_pictures_unlearned_by_a_kill"] <= 32
 

@@ -1,5 +1,6 @@
 """Many runs, each once; and the rate that the first task can tell."""
 
+import contextlib
 import io
 import json
 import os
@@ -8,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -93,17 +94,25 @@ def test_processes_give_the_same_results(tmp_path, small) -> None:
         assert together[method].weights == result.weights
 
 
-def test_workers_do_not_outlive_a_killed_grid(tmp_path) -> None:
-    file = write(tmp_path / "g.yaml", method="flyp", seeds="0-9", epochs=200)
-    grid_command = [sys.executable, "-m", "dosapp", "grid", str(file), "--jobs", "2"]
-    process = subprocess.Popen(grid_command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+@contextlib.contextmanager
+def long_grid(folder: Path) -> Iterator[tuple[subprocess.Popen, list[int]]]:
+    """A grid of ten long runs in two processes, as soon as both are at work; and those two."""
+    file = write(folder / "g.yaml", method="flyp", seeds="0-9", epochs=200)
+    command = [sys.executable, "-m", "dosapp", "grid", str(file), "--jobs", "2"]
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL)
     try:
-        wait_for(lambda: len(list(tmp_path.rglob("run.json"))) == 2)
+        wait_for(lambda: len(list(folder.rglob("run.json"))) == 2)
         workers = children(process.pid)
         assert workers
+        yield process, workers
     finally:
         process.kill()
         process.wait()
+
+
+def test_workers_do_not_outlive_a_killed_grid(tmp_path) -> None:
+    with long_grid(tmp_path) as (_, workers):
+        pass
     wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
 
 
@@ -128,16 +137,9 @@ def test_a_killed_worker_takes_nothing_along(tmp_path) -> None:
 
 
 def test_ctrl_c_ends_a_grid_at_once(tmp_path) -> None:
-    file = write(tmp_path / "g.yaml", method="flyp", seeds="0-9", epochs=200)
-    grid_command = [sys.executable, "-m", "dosapp", "grid", str(file), "--jobs", "2"]
-    process = subprocess.Popen(grid_command, cwd=tmp_path, stderr=subprocess.DEVNULL)
-    try:
-        wait_for(lambda: len(list(tmp_path.rglob("run.json"))) == 2)
-        workers = children(process.pid)
+    with long_grid(tmp_path) as (process, workers):
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) != 0
-    finally:
-        process.kill()
     wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
     assert len(list(tmp_path.rglob("run.json"))) == 2  # nobody began another
 

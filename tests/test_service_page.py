@@ -5,8 +5,6 @@ import contextlib
 import io
 import re
 import shutil
-import socket
-import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,17 +14,16 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 pytest.importorskip("playwright")
-import uvicorn
 from playwright.sync_api import Browser, JSHandle, Page, expect, sync_playwright
 
 from dosapp.drills.served import png
 from dosapp.learner import Learner
-from dosapp.service.app import PAGE, build
+from dosapp.service.app import PAGE
 from dosapp.service.guard import Canary
 from dosapp.service.service import Service, opened
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
-from serving import hold_the_writer, taught
+from serving import at_a_port, hold_the_writer, taught
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
@@ -67,16 +64,7 @@ def served(folder) -> Iterator[Callable[..., tuple[str, Service]]]:
             more = {name: changes.pop(name) for name in ("canary", "follow") if name in changes}
             settings: ServiceSettings = ServiceSettings.checked({**QUICK, **changes})
             service = stack.enter_context(opened(folder, settings, **more))
-            door = stack.enter_context(socket.socket())
-            door.bind(("127.0.0.1", 0))
-            door.listen()  # whoever comes early waits
-            config = uvicorn.Config(build(service), log_level="warning", ws="none", lifespan="off")
-            server = uvicorn.Server(config)
-            thread = threading.Thread(target=server.run, args=([door],))
-            thread.start()
-            stack.callback(thread.join)
-            stack.callback(setattr, server, "should_exit", True)
-            return f"http://127.0.0.1:{door.getsockname()[1]}/", service
+            return stack.enter_context(at_a_port(service)), service
 
         yield make
 
