@@ -16,6 +16,7 @@ from PIL import Image
 import checks
 from dosapp import Client, methods
 from dosapp.grid import plan, rows_of
+from dosapp.ledger import opened
 from dosapp.metrics import DEFINITIONS
 from dosapp.report import speed
 from dosapp.report.tables import (
@@ -27,7 +28,7 @@ from dosapp.report.tables import (
     paired,
     rows,
 )
-from dosapp.reproduce import Scale, opened, tables
+from dosapp.reproduce import Scale, tables
 from dosapp.result import Result
 from dosapp.settings import TUNED
 from dosapp.store import results

@@ -10,21 +10,10 @@ import pytest
 from dosapp.cluster import wants_gpu
 from dosapp.errors import BadInput
 from dosapp.grid import grid
+from dosapp.ledger import Cell, Ledger, judged, opened, value_of
 from dosapp.plan import plan
-from dosapp.reproduce import (
-    Cell,
-    Ledger,
-    Row,
-    Scale,
-    command,
-    judged,
-    opened,
-    runs,
-    same_stream,
-    table,
-    tables,
-    value_of,
-)
+from dosapp.reproduce import Row, Scale, command, runs, table, tables
+from dosapp.result import same_stream
 from dosapp.settings import RunSettings
 from dosapp.timing import estimate
 from test_cli import dosapp

@@ -1,39 +1,22 @@
-"""The paper's tables as runs of this package, and a ledger of what came out.
+"""The paper's tables as runs of this package.
 
 `paper/tables.yaml` says which run makes each row and what was published; `paper/scales/` says at
-what size. A cell of the ledger is filled from a stored result or not at all.
+what size.
 """
 
-import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
-from dosapp.data.known import Known
-from dosapp.errors import BadInput, unknown
+from dosapp.errors import unknown
 from dosapp.grid import seed_list
-from dosapp.plan import plan
-from dosapp.result import Result, same_stream
 from dosapp.settings import RunSettings, read_yaml
-from dosapp.store import Store
-from dosapp.timing import in_turns
 
 PAPER = Path(__file__).parent / "paper"
-BACKBONE = "ViT-B-16"  # the paper's
-REPORT = "pip install 'dosapp[report]'"
-NEAR = 0.1  # of a ratio of seconds to the paper's, to be called reproduced
-LOWER = ("forgetting", "seconds")  # metrics of which less is better
-# Student's t for a two-sided 95 % interval, by degrees of freedom; beyond them the normal's.
-T95 = (
-    *(12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13),
-    *(2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04),
-)
 
 
 @dataclass(frozen=True)
@@ -102,6 +85,12 @@ class Scale:
             return data
         return self.data["long" if any("+" in name for name in data) else "single"]
 
+    def rows(self, table: Table) -> Iterator[tuple[Row, str]]:
+        """Every row on every dataset."""
+        for row in table.rows:
+            for data in self.stand_ins(table.data):
+                yield row, data
+
     def lacks(self, row: Row) -> str:
         """What has to be given before a row can be run."""
         if "references" not in row.run.get("options", {}) or self.references:
@@ -127,7 +116,7 @@ def runs(names: Sequence[str], scale: Scale) -> list[RunSettings]:
     """Every run the tables need, each once, a whole table early. Seconds are not made of runs."""
     found: dict[str, RunSettings] = {}
     for name in names:
-        for row, data in _rows(table(name), scale):
+        for row, data in scale.rows(table(name)):
             if table(name).kind != "time" and not scale.lacks(row):
                 found |= {one.model_dump_json(): one for one in scale.runs(row, data)}
     return sorted(found.values(), key=lambda one: one.seed)
@@ -138,12 +127,6 @@ def timed(scale: Scale) -> dict[str, RunSettings]:
     known = table("time")
     data = scale.stand_ins(known.data)[0]
     return {row.name: scale.runs(row, data)[0] for row in known.rows}
-
-
-def _rows(table: Table, scale: Scale) -> Iterator[tuple[Row, str]]:
-    for row in table.rows:
-        for data in scale.stand_ins(table.data):
-            yield row, data
 
 
 def command(settings: RunSettings) -> str:
@@ -160,398 +143,3 @@ def command(settings: RunSettings) -> str:
     for name, value in settings.options.items():
         words += ["--set", f"{name}={value}"]
     return shlex.join(words)
-
-
-# The ledger
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One number of the paper beside ours."""
-
-    row: Row
-    data: str
-    metric: str
-    published: float | None
-    results: Sequence[Result]
-    settings: RunSettings
-    paper_scale: bool
-
-    @cached_property
-    def values(self) -> list[float]:
-        found = [value_of(result, self.metric, self.row.session) for result in self.results]
-        return [value for value in found if value is not None]
-
-    @property
-    def mean(self) -> float | None:
-        return float(np.mean(self.values)) if self.values else None
-
-    @property
-    def std(self) -> float | None:
-        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
-
-    @property
-    def status(self) -> str:
-        """Only at the paper's scale is a number set against the paper's."""
-        if not self.values:
-            return "not at this scale" if self.results and self.row.session else "not run"
-        if not self.paper_scale:
-            return "run"
-        if self.foreign:
-            return f"run with another {self.foreign}"
-        if self.row.inconsistent:
-            return "paper inconsistent"
-        if self.published is None or self.mean is None:
-            return "not published"
-        near = abs(self.mean - self.published) <= max(1.0, 2 * (self.std or 0.0))
-        return "reproduced" if near else "differs"
-
-    @property
-    def foreign(self) -> str:
-        """What was not the paper's: pictures by their number, a backbone by its (folder's) name."""
-        taught = sum(Known.named(name).images["train"] for name in self.data.split("+"))
-        for result in self.results:
-            if sum(task["train"] for task in result.tasks) != taught:
-                return "number of pictures"
-            if Path(result.backbone["name"]).name != BACKBONE:
-                return "backbone"
-        return ""
-
-    @property
-    def difference(self) -> float | None:
-        """To the paper's, where there is something to compare."""
-        if self.published is None or self.mean is None or self.foreign:
-            return None
-        return self.mean - self.published
-
-    def facts(self) -> dict[str, Any]:
-        first = self.results[0] if self.results else None
-        return {
-            "row": self.row.name,
-            "data": self.data,
-            "metric": self.metric,
-            "paper": self.published,
-            "ours": self.mean,
-            "std": self.std,
-            "difference": self.difference,
-            "seeds": len(self.values),
-            "status": self.status,
-            "note": self.row.inconsistent,
-            "command": command(self.settings),
-            "stream": [result.stream["hash"] for result in self.results],
-            "steps": first.steps["stream"] if first else None,
-            "backbone": first.backbone["fingerprint"] if first else None,
-            "machine": first.machine if first else None,
-            "finished": max((result.finished for result in self.results), default=None),
-        }
-
-
-def value_of(result: Result, metric: str, session: int | None = None) -> float | None:
-    """A metric; `previous_tasks.after` is of one session, or the mean after the first."""
-    name, _, part = metric.partition(".")
-    if not part:
-        return result.metrics.get(name)
-    line = getattr(result, name)[part]
-    if session is not None:
-        return line[session] if session < len(line) else None
-    later = [value for value in line[1:] if value is not None]
-    return float(np.mean(later)) if later else None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A claim of the paper, and what our paired differences say of it."""
-
-    better: str
-    than: str
-    metric: str
-    difference: float | None  # better less than, mean over pairs
-    half: float | None  # half of its 95 % interval
-    pairs: int
-    said: str
-
-    def facts(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-
-def judged(better: str, than: str, metric: str, differences: Sequence[float]) -> Verdict:
-    """`agrees` or `disagrees` if the 95 % interval of the paired difference leaves out zero."""
-    count = len(differences)
-    if count < 2:
-        only = float(differences[0]) if count else None
-        return Verdict(
-            better, than, metric, only, None, count, "not run" if not count else "too few"
-        )
-    mean, deviation = float(np.mean(differences)), float(np.std(differences, ddof=1))
-    factor = T95[count - 2] if count - 2 < len(T95) else 1.96
-    half = factor * deviation / math.sqrt(count)
-    right = -mean if metric.partition(".")[0] in LOWER else mean
-    said = "within noise" if abs(mean) <= half else ("agrees" if right > 0 else "disagrees")
-    return Verdict(better, than, metric, mean, half, count, said)
-
-
-class Ledger:
-    """A table at a scale, read from a store of results. It never runs anything."""
-
-    def __init__(
-        self,
-        name: str,
-        scale: Scale,
-        folder: Path,
-        measure: bool = False,
-        read: dict[str, Result | None] | None = None,
-    ) -> None:
-        self.table, self.scale, self.store = table(name), scale, Store(folder)
-        self.may_measure = measure  # the table of seconds is not made of runs
-        self.reasons: list[str] = []  # why rows could not be looked up
-        self._read = {} if read is None else read  # tables share many rows
-
-    def _results(self, row: Row, data: str) -> dict[int, Result]:
-        """By seed, those that are there."""
-        found: dict[int, Result] = {}
-        if reason := self.scale.lacks(row):
-            self.reasons.append(reason)
-            return found
-        for settings in self.scale.runs(row, data):
-            key = settings.model_dump_json()
-            if key not in self._read:
-                self._read[key] = self._stored(settings)
-            result = self._read[key]
-            if result is not None:
-                found[settings.seed] = result
-        return found
-
-    def _stored(self, settings: RunSettings) -> Result | None:
-        try:
-            place = self.store.place(plan(settings)) / "result.json"
-        except BadInput as error:  # no data or no backbone here: then it has not been run here
-            self.reasons.append(str(error))
-            return None
-        return Result.read(place) if place.exists() else None
-
-    def cells(self) -> list[Cell]:
-        paper = not self.scale.data
-        return [
-            Cell(
-                row,
-                data,
-                metric,
-                row.values[data][n] if paper else None,
-                list(self._results(row, data).values()),
-                self.scale.runs(row, data)[0],
-                paper,
-            )
-            for row, data in _rows(self.table, self.scale)
-            for n, metric in enumerate(self.table.metrics)
-        ]
-
-    def verdicts(self) -> list[Verdict]:
-        found = []
-        for better, than, metric, *other in self.table.claims:
-            against, differences = (other[0] if other else metric), []
-            for data in self.scale.stand_ins(self.table.data):
-                ours = self._results(self.table.row(better), data)
-                theirs = self._results(self.table.row(than), data)
-                for seed in ours.keys() & theirs.keys():
-                    same_stream(ours[seed], theirs[seed])
-                    a, b = value_of(ours[seed], metric), value_of(theirs[seed], against)
-                    if a is not None and b is not None:
-                        differences.append(a - b)
-            verdict = judged(better, than, metric, differences)
-            if other:  # the same row, two of its numbers
-                verdict = replace(verdict, better=metric, than=against, metric="the mean")
-            found.append(verdict)
-        return found
-
-    def draw(self, place: Path) -> None:
-        """The paper's figure, or the numbers a table varies, as PNG, SVG and PDF at the place."""
-        try:
-            from dosapp.report import figures
-            from dosapp.report.tables import rows
-        except ImportError as error:
-            self.reasons.append(f"figures need more packages ({error}); {REPORT}")
-            return
-
-        found = rows([r for cell in self.cells() for r in cell.results])
-        maps = self.table.kind == "figure"
-        figure = (figures.forgetting_maps if maps else figures.swept)(found) if found else None
-        if figure is not None:
-            figures.write(figure, place.parent, place.name)
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "table": self.table.name,
-            "title": self.table.title,
-            "scale": self.scale.name,
-            "note": self.table.note,
-            "cells": [cell.facts() for cell in self.cells()],
-            "claims": [verdict.facts() for verdict in self.verdicts()],
-        }
-
-    def markdown(self) -> str:
-        table, cells = self.table, self.cells()
-        paper = not self.scale.data
-        lines = [f"## {table.title}", ""]
-        if table.note:
-            lines += [table.note, ""]
-        for data in self.scale.stand_ins(table.data):
-            head = ["row", *table.metrics, "seeds", "steps on the stream", "status"]
-            lines += [f"**{data}**", "", _line(head), _line(["---"] * len(head))]
-            for row in table.rows:
-                mine = [c for c in cells if c.row is row and c.data == data]
-                steps = mine[0].facts()["steps"]
-                said = " ".join(map(str, steps)) if steps else "–"
-                status = " / ".join(dict.fromkeys(c.status for c in mine))
-                status += f" ({row.inconsistent})" if paper and row.inconsistent else ""
-                shown = [_shown(c) for c in mine]
-                lines.append(_line([row.name, *shown, str(len(mine[0].values)), said, status]))
-            lines.append("")
-        return "\n".join([*lines, *self._claims(), *self._made(cells), ""])
-
-    def _claims(self) -> Iterator[str]:
-        """At the paper's scale its numbers are set against ours instead."""
-        if not self.table.claims or not self.scale.data:
-            return
-        yield _line(["claim of the paper", "our difference", "verdict"])
-        yield _line(["---"] * 3)
-        for v in self.verdicts():
-            gap = "–" if v.difference is None else f"{v.difference:+.1f}"
-            gap += "" if v.half is None else f" ± {v.half:.1f} ({v.pairs} pairs)"
-            words = f"{v.better} better than {v.than} in {v.metric.replace('_', ' ')}"
-            yield _line([words, gap, v.said])
-        yield ""
-
-    def _made(self, cells: Sequence[Cell]) -> Iterator[str]:
-        """How each row came about, folded away."""
-        seed = seed_list(self.scale.seeds)[0]
-        yield f"<details><summary>How each row was made (seed {seed})</summary>"
-        yield ""
-        for cell in cells:
-            if cell.metric != self.table.metrics[0]:
-                continue
-            fact = cell.facts()
-            yield f"- {cell.row.name}, {cell.data}: `{fact['command']}`"
-            if cell.results:
-                yield (
-                    f"  backbone {fact['backbone']}, streams {' '.join(fact['stream'])}, "
-                    f"{fact['machine']}, {fact['finished']}"
-                )
-        yield ""
-        yield "</details>"
-
-
-class TimeLedger(Ledger):
-    """The table of seconds: measured in turns, in one process, and never a timed test. On another
-    machine seconds say nothing, so it is their ratios to DoSAPP's that are set against the paper's.
-    """
-
-    def draw(self, place: Path) -> None:
-        """There is nothing to draw."""
-
-    @cached_property
-    def measured(self) -> dict[str, Any]:
-        try:
-            found = in_turns(timed(self.scale), self.store.folder, self.may_measure)
-        except BadInput as error:
-            self.reasons.append(str(error))
-            found = None
-        return found or {"seconds": {}}
-
-    def times(self) -> list[dict[str, Any]]:
-        """A row each: seconds by session, and all of it as a ratio to DoSAPP's."""
-        found, ours = self.measured, self.measured["seconds"]
-        published = {
-            row.name: [value or 0.0 for line in row.values.values() for value in line]
-            for row in self.table.rows
-        }
-        rows = []
-        for name, settings in timed(self.scale).items():
-            paper = None if self.scale.data else sum(published[name]) / sum(published["DoSAPP"])
-            ratio = sum(ours[name]) / sum(ours["DoSAPP"]) if ours else None
-            gap = None if paper is None or ratio is None else ratio - paper
-            status = "run" if gap is None else "reproduced" if abs(gap) <= NEAR else "differs"
-            rows.append(
-                {
-                    "row": name,
-                    "paper_seconds": None if self.scale.data else published[name],
-                    "seconds": ours.get(name),
-                    "paper": paper,
-                    "ours": ratio,
-                    "difference": gap,
-                    "status": status if ours else "not run",
-                    "command": command(settings),
-                    "stream": found.get("streams", {}).get(name),
-                    "backbone": found.get("backbones", {}).get(name),
-                    "machine": found.get("machine"),
-                    "finished": found.get("finished"),
-                }
-            )
-        return rows
-
-    def verdicts(self) -> list[Verdict]:
-        """Sessions are the pairs."""
-        ours = self.measured["seconds"]
-        return [
-            judged(a, b, metric, [x - y for x, y in zip(ours[a], ours[b], strict=True)])
-            if ours
-            else judged(a, b, metric, [])
-            for a, b, metric in self.table.claims
-        ]
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "table": self.table.name,
-            "title": self.table.title,
-            "scale": self.scale.name,
-            "note": self.table.note,
-            "rows": self.times(),
-            "claims": [verdict.facts() for verdict in self.verdicts()],
-        }
-
-    def markdown(self) -> str:
-        rows, ours = self.times(), self.measured["seconds"]
-        lines = [f"## {self.table.title}", "", self.table.note, ""]
-        lines += [_line(["session", *(row["row"] for row in rows)])]
-        lines += [_line(["---"] * (len(rows) + 1))]
-        for t, base in enumerate(ours.get("DoSAPP", [])):
-            cells = [f"{s[t]:.1f} ({s[t] / base:.2f})" for s in ours.values()]
-            lines.append(_line([str(t + 1), *cells]))
-        total = [f"{sum(row['seconds']):.1f} ({row['ours']:.2f})" for row in rows if ours]
-        lines.append(_line(["all", *(total or ["–"] * len(rows))]))
-        if not self.scale.data:
-            lines.append(_line(["paper", *(f"({row['paper']:.2f})" for row in rows)]))
-        lines.append(_line(["status", *(row["status"] for row in rows)]))
-        return "\n".join([*lines, "", *self._claims(), *self._made_in_turns(rows), ""])
-
-    def _made_in_turns(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-        for row in rows:
-            yield f"- {row['row']}: `{row['command']}`"
-        if rows[0]["finished"]:
-            streams = " ".join(dict.fromkeys(row["stream"] for row in rows))
-            first = rows[0]
-            yield (
-                f"- backbone {first['backbone']}, streams {streams}, "
-                f"{first['machine']}, {first['finished']}"
-            )
-
-
-def opened(names: Sequence[str], scale: Scale, folder: Path, measure: bool = False) -> list[Ledger]:
-    """The ledgers of some tables, each result read once."""
-    read: dict[str, Result | None] = {}
-    kinds = [TimeLedger if table(name).kind == "time" else Ledger for name in names]
-    return [kind(n, scale, folder, measure, read) for kind, n in zip(kinds, names, strict=True)]
-
-
-def _shown(cell: Cell) -> str:
-    if cell.mean is None:
-        ours = "–"
-    else:
-        ours = f"{cell.mean:.1f}" + ("" if cell.std is None else f" ± {cell.std:.1f}")
-    if not cell.paper_scale:
-        return ours
-    gap = "" if cell.difference is None else f", {cell.difference:+.1f}"
-    return f"{ours} (paper {'–' if cell.published is None else cell.published}{gap})"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

@@ -153,8 +153,9 @@ def reproduce(
 
     from dosapp.grid import Outcome
     from dosapp.grid import grid as compute
+    from dosapp.ledger import opened
     from dosapp.progress import many
-    from dosapp.reproduce import Scale, command, opened, runs, table, tables, timed
+    from dosapp.reproduce import Scale, command, runs, table, tables, timed
     from dosapp.storage import write_bytes, write_json
     from dosapp.timing import estimate
 
