@@ -51,6 +51,7 @@ def test_the_live_table_tells_datasets_apart_and_names_failures(small) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100, height=30)
     with many(planned, console) as watch:
+        assert "DoSAPP, signs" in screen.getvalue()  # what is computed now, before it is done
         watch(Outcome(planned[0], made("DoSAPP", 0, 61.5, 7.25)))
         watch(Outcome(planned[1], made("DoSAPP", 0, 41.5, 9.25)))
         watch(Outcome(planned[2], None, "the disk is full"))
@@ -84,6 +85,17 @@ def test_a_failed_run_keeps_its_log(tmp_path, small) -> None:
     assert outcome.result is None
     [log] = tmp_path.rglob("error.log")
     assert outcome.error in log.read_text()
+
+
+def test_a_run_that_cannot_be_planned_keeps_its_log_too(tmp_path, small, monkeypatch) -> None:
+    def fails(settings: RunSettings) -> None:
+        raise RuntimeError("no plan")
+
+    monkeypatch.setattr("dosapp.grid.prepare", fails)
+    [outcome] = grid([small()], tmp_path)
+    [log] = tmp_path.rglob("error.log")
+    assert f"(log: {log})" in outcome.error
+    assert "no plan" in log.read_text()
 
 
 def test_processes_give_the_same_results(tmp_path, small) -> None:

@@ -199,6 +199,26 @@ class TestWhatIsWrong:
         with pytest.raises(BadInput, match="class 'unicorn', which cifar100 does not have"):
             load_dataset("cifar100", tiny, data_dir=tmp_path)
 
+    def test_a_release_with_more_classes(self, tmp_path, tiny) -> None:
+        rows = [bytes([0, n]) + bytes(3072) for n in range(101)]
+        for name in ("train", "test"):
+            (tmp_path / f"{name}.bin").write_bytes(b"".join(rows))
+        with pytest.raises(BadInput, match=r"train\.bin' has a label beyond the 100 classes"):
+            load_dataset("cifar100", tiny, data_dir=tmp_path)
+
+    def test_lists_of_a_release_with_more_classes(self, tmp_path, tiny) -> None:
+        paint(tmp_path / "images" / "a" / "1.png", 0)
+        (tmp_path / "images.txt").write_text("1 a/1.png")
+        (tmp_path / "train_test_split.txt").write_text("1 1")
+        for wrong in (0, 201):
+            (tmp_path / "image_class_labels.txt").write_text(f"1 {wrong}")
+            with pytest.raises(BadInput, match=r"1\.png' has a label beyond the 200 classes"):
+                load_dataset("cub", tiny, data_dir=tmp_path)
+        for part in ("trainval", "test"):
+            (tmp_path / f"images_variant_{part}.txt").write_text("1 Boeing X")
+        with pytest.raises(BadInput, match="class 'Boeing X', which the release does not have"):
+            load_dataset("aircraft", tiny, data_dir=tmp_path)
+
     def test_a_class_that_is_missing(self, tmp_path, tiny) -> None:
         folders(tmp_path, [name for name in Known.named("cifar100").classes if name != "bee"])
         with pytest.raises(BadInput, match=r"no train pictures of 1 of cifar100's 100.*'bee'"):

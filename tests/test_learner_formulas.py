@@ -80,7 +80,7 @@ class TestZSCL:
         with pytest.raises(BadInput, match="zscl needs reference pictures"):
             Learner(pupil(method="zscl"))
 
-    def test_references_from_ones_own_csv(self, pupil, tiny, tmp_path) -> None:
+    def test_references_from_ones_own_csv(self, pupil, tiny, small, tmp_path) -> None:
         from PIL import Image
 
         for n in range(6):
@@ -90,6 +90,11 @@ class TestZSCL:
         options = {"references": str(tmp_path / "r.csv")}
         learner = Learner(pupil(method="zscl", options=options), tiny)
         assert learner.method.words == ["a photo of a wall 0.", "a photo of a wall 1."]
+        zscl = small(method="zscl", adapt="dosapp", options=options)
+        before = plan(zscl).key
+        assert plan(zscl).key == before
+        Image.new("RGB", (40, 40), (0, 200, 0)).save(tmp_path / "1.png")
+        assert plan(zscl).key != before  # another picture under the same name is another result
 
 
 class TestL2P:

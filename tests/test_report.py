@@ -5,8 +5,9 @@ import re
 import pytest
 
 from dosapp.errors import BadInput
+from dosapp.report import intro, provenance
 from dosapp.report.sweeps import sweeps
-from dosapp.report.tables import footnote, latex, markdown, on_the_stream, paired, rows
+from dosapp.report.tables import footnote, latex, markdown, on_the_stream, paired, rows, tex
 from dosapp.result import Result, same_stream
 
 
@@ -220,3 +221,22 @@ class TestPictures:
         assert not one.axes[0].lines
         labels = [two.axes[0].get_yticklabels()[n].get_text() for n in (0, 1)]
         assert labels == ["2", "3"]
+
+
+def test_names_are_safe_in_latex() -> None:
+    assert tex("SPU + D^u (a_b=50%)") == r"SPU + $D^u$ (a\_b=50\%)"
+    assert tex("{x}^2~$") == r"\{x\}\textasciicircum{}2\textasciitilde{}\$"
+
+
+def test_a_report_names_all_that_its_results_do_not_share() -> None:
+    one, two = (made(label, 0, 1.0, None) for label in "AB")
+    common = {"libraries": {"dosapp": "1", "torch": "2"}, "tasks": [{"classes": ["a", "b"]}]}
+    one = one.model_copy(
+        update={**common, "machine": "m", "backbone": {"name": "x", "fingerprint": "f"}}
+    )
+    other = {"machine": "n", "backbone": {"name": "y", "fingerprint": "g"}}
+    two = one.model_copy(update={**other, "stream": {"name": "signs"}})
+    assert intro([one, two, one]).startswith(
+        "pets: 2 classes in 1 sessions, signs: 2 classes in 1 sessions; after each"
+    )
+    assert provenance([one, two]) == ("backbone x (f) / backbone y (g), dosapp 1, torch 2, m / n")

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from dosapp.cluster import wants_gpu
+from dosapp.data.known import Known
 from dosapp.errors import BadInput
 from dosapp.grid import grid
 from dosapp.ledger import Cell, Ledger, judged, opened, value_of
 from dosapp.plan import plan
-from dosapp.reproduce import Row, Scale, command, runs, table, tables
+from dosapp.reproduce import Row, Scale, command, runs, table, tables, timed
 from dosapp.result import same_stream
 from dosapp.settings import RunSettings
 from dosapp.timing import estimate
@@ -148,10 +149,15 @@ class TestTime:
             ["time"], replace(size, settings={**size.settings, "data_dir": tmp_path}), tmp_path
         )
         assert [row["status"] for row in book.times()] == ["not run"] * 3  # nor is it an error
-        assert book.reasons
+        assert book.unread
         seconds = {"all parameters": [1.0, 1.1], "DoSAPP": [1.0, 1.0], "SPU + RMT": [2.0, 2.0]}
-        book.measured = {"seconds": seconds}
+        images = Known.named(timed(size)["DoSAPP"].data).images
+        tasks = [{"train": images["train"], "test": images["test"] // 2}]
+        book.measured = {"seconds": seconds, "backbone": "ViT-B-16", "tasks": tasks}
         assert [row["status"] for row in book.times()] == ["reproduced", "reproduced", "differs"]
+        book.measured["backbone"] = "tiny"
+        assert {row["status"] for row in book.times()} == {"run with another backbone"}
+        assert {row["difference"] for row in book.times()} == {None}
         assert sum(book.times()[1]["paper_seconds"]) == pytest.approx(1016.35)
         assert "| paper | (1.03) | (1.00) | (1.03) |" in book.markdown()
 
@@ -199,7 +205,17 @@ class TestLedger:
         away = replace(SMALL, data={"single": ["nowhere/x"], "long": ["nowhere/x"]})
         book = Ledger("with-without-ttl", away, tmp_path)
         assert {cell.status for cell in book.cells()} == {"not run"}
-        assert "is not here" in book.reasons[0]
+        assert "is not here" in book.unread[0]
+
+    def test_a_ledger_is_not_replaced_by_one_that_cannot_see_the_results(self, tmp_path) -> None:
+        place = tmp_path / "ledger-real-small-ttl-before-after.json"
+        command = ["reproduce", "ttl-before-after", "--scale", "real-small", "--ledger"]
+        command += ["--out", str(tmp_path), "--data-dir", str(tmp_path / "x")]
+        dosapp(*command)
+        before = place.read_bytes()
+        refused = dosapp(*command, code=2)
+        assert "stays as it is, since results cannot be looked up" in refused.stderr
+        assert place.read_bytes() == before
 
     def test_earlier_tasks_before_and_after(self, tmp_path) -> None:
         grid(runs(["ttl-before-after"], SMALL), tmp_path)
@@ -236,20 +252,25 @@ class TestLedger:
 
         def status(ours: list[float], published: float | None, **more: str) -> str:
             found = [made("DoSAPP", n, value, 1.0) for n, value in enumerate(ours)]
-            real = {"tasks": [{"train": 5994}], "backbone": {"name": "here/ViT-B-16"}, **other}
+            tasks = [{"train": 5994, "test": 2900}]  # of 5794, halved class by class
+            real = {"tasks": tasks, "backbone": {"name": "here/ViT-B-16"}, **other}
             found = [result.model_copy(update=real) for result in found]
             row = Row("DoSAPP", {}, {}, **more)
-            return Cell(row, "cub", "accuracy", published, found, RunSettings(), True).status
+            return Cell(row, "cub", "accuracy", published, found, RunSettings(), 2, True).status
 
         assert status([39.0, 39.6], 39.14) == "reproduced"
         assert status([30.0, 30.5], 39.14) == "differs"
         assert status([], 39.14) == "not run"
         assert status([39.0], 39.14, inconsistent="why") == "paper inconsistent"
-        assert status([39.0], None) == "not published"
+        assert status([39.0], None, inconsistent="why") == "not published"
+        assert status([39.0], 39.14) == "run with 1 of 2 seeds"
+        assert status([36.5, 41.0], 39.14) == "reproduced"
+        assert status([20.0, 52.0], 39.14) == "differs"  # noise does not make it right
         other = {"backbone": {"name": "tiny"}}
         assert status([39.0], 39.14) == "run with another backbone"
-        other = {"tasks": [{"train": 800}]}
-        assert status([39.0], 39.14) == "run with another number of pictures"
+        for counts in ({"train": 800, "test": 2900}, {"train": 5994, "test": 800}):
+            other = {"tasks": [counts]}
+            assert status([39.0], 39.14) == "run with another number of pictures"
 
     def test_other_definitions_or_tasks_are_not_compared(self) -> None:
         one, two = made("A", 0, 1, 1), made("B", 0, 1, 1)

@@ -31,7 +31,7 @@ from dosapp.errors import BadInput
 from dosapp.plan import plan as prepare
 from dosapp.result import Result
 from dosapp.run import run
-from dosapp.settings import RunSettings, read_yaml
+from dosapp.settings import RunSettings, key_of, read_yaml
 from dosapp.storage import write_bytes
 from dosapp.store import Store
 from dosapp.track import Tracked
@@ -208,7 +208,8 @@ def _work(pipe: Connection, parent: int) -> None:
 
 def compute(settings: RunSettings, folder: Path, keep: bool) -> Outcome:
     """One run in the store; its learner is dropped when the result is there, unless kept."""
-    place: Path | None = None
+    # A run that cannot even be planned has no place of its own; its log has.
+    place = folder / f"unplanned-{key_of(settings.model_dump(mode='json'))}"
     try:
         planned = prepare(settings)
         place = Store(folder).place(planned)
@@ -219,8 +220,7 @@ def compute(settings: RunSettings, folder: Path, keep: bool) -> Outcome:
             shutil.rmtree(place / "learner", ignore_errors=True)
         return Outcome(settings, result)
     except Exception as error:
-        if place is not None:
-            write_bytes(place / "error.log", traceback.format_exc().encode())
+        write_bytes(place / "error.log", traceback.format_exc().encode())
         ours = isinstance(error, BadInput)
         said = str(error) if ours else f"{type(error).__name__}: {error} (log: {place}/error.log)"
         return Outcome(settings, None, said)

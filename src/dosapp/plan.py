@@ -154,7 +154,7 @@ def identity(
     The stream's hash stands for all that shapes it, the fingerprint for the backbone, the method
     for its options and defaults. Devices and microbatches round differently, no more.
     """
-    s = settings
+    s, reads = settings, method.reads(net)
     return {
         "meaning": MEANING,
         "method": s.method,
@@ -164,6 +164,7 @@ def identity(
         "stream": stream.hash,
         "backbone": net.fingerprint(),
         **careful(s),
+        **({"reads": key_of({"reads": reads})} if reads else {}),
         **({} if s.precision == "float32" else {"precision": s.precision}),
     }
 

@@ -13,6 +13,8 @@ from dosapp.plan import label
 from dosapp.run import Watch
 from dosapp.settings import RunSettings
 
+AHEAD = 2  # rows of a grid that are shown before any of their runs is done
+
 
 @contextmanager
 def progress(title: str, err: Console) -> Iterator[Watch]:
@@ -87,8 +89,8 @@ def many(planned: Sequence[RunSettings], err: Console) -> Iterator[Callable[[Out
         table = Table(box=None, header_style="bold")
         for head in ("run", "done", "Acc", "F", "failed"):
             table.add_column(head, justify="left" if head == "run" else "right")
-        begun = [name for name in names if any(called(o.settings) == name for o in done)]
-        for name in begun[-(err.height - 4) :]:
+        begun = max((names.index(called(o.settings)) + 1 for o in done), default=0)
+        for name in names[: begun + AHEAD][-(err.height - 4) :]:
             mine = [o for o in done if called(o.settings) == name]
             found = [o.result.metrics for o in mine if o.result]
             table.add_row(

@@ -335,9 +335,20 @@ class Experiment:
 
 
 def machine(device: str) -> str:
-    said = f"{platform.machine()}, {torch.get_num_threads()} threads"
-    said += "" if device == "cpu" else f", {device}"
+    said = f"{_processor()}, {torch.get_num_threads()} threads"
+    if device == "cuda":
+        said += f", {torch.cuda.get_device_name()}"
+    elif device != "cpu":
+        said += f", {device}"
     return said if ranks.count() == 1 else f"{said}, {ranks.count()} processes"
+
+
+def _processor() -> str:
+    """Linux has no other name for it than the first line of its own list."""
+    listed = Path("/proc/cpuinfo")
+    lines = listed.read_text().splitlines() if listed.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
 
 
 def now() -> str:

@@ -181,6 +181,10 @@ def in_turns(rows: dict[str, RunSettings], folder: Path, measure: bool) -> dict[
         "seconds": taken,
         "keys": {name: p.key for name, p in plans.items()},
         "streams": {name: p.stream.hash for name, p in plans.items()},
+        "backbone": rows[order[0]].backbone,
+        "tasks": [
+            {"train": len(t.train), "test": len(t.test)} for t in plans[order[0]].stream.tasks
+        ],
         "backbones": {name: learners[name].fingerprint for name in plans},
         "machine": machine(next(iter(learners.values())).device.type),
         "finished": now(),

@@ -30,5 +30,5 @@ def main() -> None:
         err.print(f"dosapp: cannot use '{where}' ({error.strerror})")
         sys.exit(2)
     except KeyboardInterrupt:
-        err.print("stopped; --resume goes on from the last checkpoint")
+        err.print("stopped; run the same again to go on (a run with --out: and --resume)")
         sys.exit(130)

@@ -141,6 +141,9 @@ def reproduce(
     backbone: Annotated[str | None, typer.Option(help="instead of the scale's")] = None,
     references: Annotated[str | None, typer.Option(help="pictures with captions for ZSCL")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps or auto")] = None,
+    skip_bad_images: Annotated[
+        bool, typer.Option(help="leave out pictures that cannot be read, and count them")
+    ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
     engine: Engine = "processes",
     listed: Annotated[bool, typer.Option("--list", help="the tables there are")] = False,
@@ -164,7 +167,8 @@ def reproduce(
             out.print(f"[bold]{known.name}[/bold]  {known.title}", markup=True)
         return
     size = Scale.named(scale)
-    given = {"data_dir": data_dir, "backbone": backbone, "device": device}
+    given: dict[str, Any] = {"data_dir": data_dir, "backbone": backbone, "device": device}
+    given["skip_bad_images"] = skip_bad_images or None
     size = replace(
         size,
         seeds=seeds or size.seeds,
@@ -177,6 +181,10 @@ def reproduce(
         planned += list(timed(size).values()) if "time" in names else []
         for one in planned:
             print(command(one))
+        left_out = (size.lacks(row) for known in names for row in table(known).rows)
+        for reason in dict.fromkeys(filter(None, left_out)):
+            err.print(f"note: {reason}")
+        err.print(f"{len(planned)} run(s)")
         with err.status("measuring a few steps of each kind of run"):
             err.print(_costs(estimate(planned)))
         return
@@ -188,11 +196,14 @@ def reproduce(
     found = opened(names, size, folder, not ledger)
     text = "\n".join(book.markdown() for book in found)
     place = folder / f"ledger-{scale}{'' if name == 'all' else '-' + name}"
+    unread = [reason for book in found for reason in book.unread]
+    if unread and place.with_suffix(".json").exists():
+        raise BadInput(f"{place}.md stays as it is, since results cannot be looked up: {unread[0]}")
     write_json(place.with_suffix(".json"), [book.facts() for book in found])
     write_bytes(place.with_suffix(".md"), text.encode())
     for book in found:
         book.draw(folder / f"{book.table.name}-{scale}")
-        for reason in dict.fromkeys(book.reasons):
+        for reason in dict.fromkeys([*book.reasons, *book.unread]):
             err.print(f"note: {reason}")
     if as_json:
         print(json.dumps([book.facts() for book in found]))

@@ -38,14 +38,21 @@ def _lines(place: Place) -> list[str]:
     return [line.strip() for line in place.read().decode().splitlines() if line.strip()]
 
 
-def _parts(halves: Sequence[list[tuple[Place, int]]], prepare: Prepare) -> Parts:
-    made = []
+def _parts(
+    halves: Sequence[list[tuple[Place, int]]], classes: Sequence[str], prepare: Prepare
+) -> Parts:
+    labels, made = [str(n) for n in range(len(classes))], []
     for half in halves:
+        for place, label in half:
+            _check(label, classes, place)
         files: Found = [(place, str(label)) for place, label in half]
-        top = max(label for _, label in half)
-        root = half[0][0].path.parent
-        made.append(part(files, [str(n) for n in range(top + 1)], root, prepare))
+        made.append(part(files, labels, half[0][0].path.parent, prepare))
     return made[0], made[1]
+
+
+def _check(label: int, classes: Sequence[str], place: Place) -> None:
+    if not 0 <= label < len(classes):
+        raise BadInput(f"'{place}' has a label beyond the {len(classes)} classes of the release")
 
 
 def aircraft(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
@@ -59,8 +66,10 @@ def aircraft(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | N
     for place in lists:
         assert place is not None
         pairs = [line.partition(" ")[::2] for line in _lines(place)]
+        if extra := next((name for _, name in pairs if plain(name) not in known), None):
+            raise BadInput(f"'{place}' has a class '{extra}', which the release does not have")
         halves.append([(images[number], known.index(plain(name))) for number, name in pairs])
-    return _parts(halves, prepare)
+    return _parts(halves, classes, prepare)
 
 
 def cub(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
@@ -75,7 +84,7 @@ def cub(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
     halves: list[list[tuple[Place, int]]] = [[], []]
     for number, path in paths.items():
         halves[taught[number] == "0"].append((ends[path], int(labels[number]) - 1))
-    return _parts(halves, prepare)
+    return _parts(halves, classes, prepare)
 
 
 def gtsrb(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
@@ -95,7 +104,7 @@ def gtsrb(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None
     fixed = [n for n in folders if "/Training/" in f"/{n}"]
     final = [n for n in folders if "Final_Training/" in n]
     train = [(names[n], int(n.split("/")[-2])) for n in fixed or final or folders]
-    return _parts([train, test], prepare)
+    return _parts([train, test], classes, prepare)
 
 
 def cars(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
@@ -113,7 +122,7 @@ def cars(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
         images = {Path(n).name: p for n, p in names.items() if f"/{split}/" in f"/{n}"}
         rows = loadmat(io.BytesIO(place.read()), squeeze_me=True)["annotations"]
         halves.append([(images[str(r["fname"])], int(r["class"]) - 1) for r in rows])
-    return _parts(halves, prepare)
+    return _parts(halves, classes, prepare)
 
 
 def cifar100(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
@@ -130,7 +139,8 @@ def cifar100(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | N
         raw = np.frombuffer(place.read(), dtype=np.uint8)
         if len(raw) % 3074:
             raise BadInput(f"'{place}' is not CIFAR-100's binary version; its size is {len(raw)}")
-        raw = raw.reshape(-1, 3074)
+        raw = raw.reshape(-1, 3074)  # coarse label, fine label, pixels
+        _check(int(raw[:, 1].max(initial=0)), classes, place)
         pictures: Pictures = Raw(raw[:, 2:].reshape(-1, 3, 32, 32), Path(str(place)).stem, prepare)
         parts.append(Part(pictures, raw[:, 1].astype(np.int64)))
     return parts[0], parts[1]

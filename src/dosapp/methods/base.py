@@ -100,6 +100,10 @@ class Method:
         """The network with the method's own parameters around it, if it has any."""
         return net
 
+    def reads(self, net: Backbone) -> list[str]:
+        """Pictures it looks at besides the stream's, by name: they are part of a result's key."""
+        return []
+
     def start(self, student: Student) -> None:
         """Once, before the first session. What the method cannot do without is asked for here."""
 
@@ -201,6 +205,9 @@ class Then(Method):
 
     def extend(self, net: Backbone, seed: int) -> Backbone:
         return self.unlabelled.extend(self.labelled.extend(net, seed), seed)
+
+    def reads(self, net: Backbone) -> list[str]:
+        return [*self.labelled.reads(net), *self.unlabelled.reads(net)]
 
     def start(self, student: Student) -> None:
         self.labelled.start(student)

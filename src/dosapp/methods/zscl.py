@@ -1,7 +1,8 @@
 """ZSCL: keep the original CLIP's answers on reference pictures, and average the weights on the way.
 
-References are pictures with captions that belong to no task: any dataset by name, a folder, or a
-CSV (`--set references=…`). A caption is the training caption of the picture's class.
+References are pictures with captions that belong to no task (`--set references=…`): a generated
+set or one from the hub by name, or the path of a folder, a tar or a CSV (`--data-dir` is for what
+is taught). A caption is the training caption of the picture's class.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from dosapp.backbones.base import Backbone
 from dosapp.core.losses import cross_entropy_to
-from dosapp.data import load_dataset
+from dosapp.data import DOMAINS, load_dataset
+from dosapp.data.base import Dataset
 from dosapp.errors import BadInput
 from dosapp.methods.base import Batch, Method, State, settings
 from dosapp.streams import Session
@@ -34,16 +36,28 @@ class ZSCL(Method):
     every: Annotated[int, Field(ge=0)] = 10  # steps between samples of the average; 0: no average
 
     def start(self, student: Student) -> None:
+        found = self.looked_up(student.net)
+        self.part, self.words = found.train, [found.prompts.caption(n) for n in found.classes]
+        self.original: Backbone = student.twin()
+        self.average: Backbone = student.twin()
+        self.samples = 1
+
+    def looked_up(self, net: Backbone) -> Dataset:
         if not self.references:
             raise BadInput(
                 "zscl needs reference pictures with captions: --set references=signs, or the path "
                 "of a folder of class folders or of a CSV"
             )
-        found = load_dataset(self.references, student.net)
-        self.part, self.words = found.train, [found.prompts.caption(n) for n in found.classes]
-        self.original: Backbone = student.twin()
-        self.average: Backbone = student.twin()
-        self.samples = 1
+        return load_dataset(self.references, net)
+
+    def reads(self, net: Backbone) -> list[str]:
+        """Every reference by its place, bytes and class; a set that is drawn is its name."""
+        if self.references in DOMAINS:
+            return []
+        found = self.looked_up(net)
+        keys = (found.train.pictures.key(row) for row in range(len(found.train.labels)))
+        names = (found.prompts.caption(found.classes[n]) for n in found.train.labels)
+        return [f"{key} {name}" for key, name in zip(keys, names, strict=True)]
 
     def begin_session(self, student: Student, session: Session) -> None:
         student.catch_up(self.average)

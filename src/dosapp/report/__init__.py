@@ -54,25 +54,15 @@ def write_report(
         figures.write(figure, folder, name)
         pictures.append((CAPTIONS[name], figures.inline_svg(figure)))
         plt.close(figure)
-    first = results[0]
-    sessions = max(len(result.R) for result in results)
-    intro = (
-        f"{first.stream['name']}: {sum(len(t['classes']) for t in first.tasks)} classes in "
-        f"{sessions} sessions; after each, a stream without labels of everything seen so far."
-    )
-    provenance = (
-        f"backbone {first.backbone['name']} ({first.backbone['fingerprint']}), "
-        f"dosapp {first.libraries['dosapp']}, torch {first.libraries['torch']}, {first.machine}"
-    )
     page = jinja2.Template((Path(__file__).parent / "page.html.j2").read_text(), autoescape=True)
     html = page.render(
         title=title,
-        intro=intro,
+        intro=intro(results),
         rows=table,
         columns=columns,
         pictures=pictures,
         footnote=footnote(results),
-        provenance=provenance,
+        provenance=provenance(results),
     )
     write_bytes(folder / "report.html", html.encode())
     parts = [f"# {title}\n", markdown(table, columns), footnote(results) + "\n", *differences]
@@ -81,3 +71,26 @@ def write_report(
     write_bytes(folder / "report.csv", comma_separated(table, columns).encode())
     write_bytes(folder / "report.tex", latex(table, columns).encode())
     return table
+
+
+def intro(results: Sequence[Result]) -> str:
+    """What was learned; joint training is the same tasks in one session."""
+    sessions: dict[tuple[str, int], int] = {}
+    for result in results:
+        what = result.stream["name"], sum(len(task["classes"]) for task in result.tasks)
+        sessions[what] = max(sessions.get(what, 0), len(result.R))
+    streams = [f"{name}: {n} classes in {t} sessions" for (name, n), t in sessions.items()]
+    return f"{', '.join(streams)}; after each, a stream without labels of everything seen so far."
+
+
+def provenance(results: Sequence[Result]) -> str:
+    """Everything the results do not have in common is named."""
+    said = (
+        (
+            f"backbone {r.backbone['name']} ({r.backbone['fingerprint']})",
+            *(f"{name} {r.libraries[name]}" for name in ("dosapp", "torch")),
+            r.machine,
+        )
+        for r in results
+    )
+    return ", ".join(" / ".join(dict.fromkeys(one)) for one in zip(*said, strict=True))

@@ -164,7 +164,7 @@ def latex(table: Sequence[Row], columns: Mapping[str, str] = COLUMNS) -> str:
         r"\midrule",
     ]
     for row in table:
-        cells = [_tex(row.name)]
+        cells = [tex(row.name)]
         for name in columns:
             text = row.text(name).replace(" ± ", r" $\pm$ ").replace("–", "--")
             is_best = row.mean(name) == best.get((row.data, name))
@@ -173,10 +173,11 @@ def latex(table: Sequence[Row], columns: Mapping[str, str] = COLUMNS) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def _tex(name: str) -> str:
-    for sign in "%&_#":
-        name = name.replace(sign, f"\\{sign}")
-    return name.replace("D^u", "$D^u$")
+def tex(name: str) -> str:
+    special: dict[str, str | int | None] = {sign: f"\\{sign}" for sign in "%&_#${}"}
+    special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    parts = [part.translate(str.maketrans(special)) for part in name.split("D^u")]
+    return "$D^u$".join(parts)
 
 
 def paired(table: Sequence[Row], against: str) -> str:
