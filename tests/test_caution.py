@@ -13,6 +13,7 @@ from dosapp.core.skew import skew
 from dosapp.learner import Learner
 from dosapp.methods.base import Guess
 from dosapp.plan import careful, label, open_stream, plan
+from dosapp.run import run
 
 ON = {
     "gate": {"gate": 0.9},
@@ -93,6 +94,15 @@ class TestGate:
         assert 0 < len(seen[0]) < len(pixels)
         assert torch.equal(seen[0], pixels[sure >= 0.99])
         assert len(guess.labels) == len(pixels)
+        assert torch.equal(guess.shown, sure >= 0.99)
+
+    def test_what_it_kept_back_is_in_no_count_of_labels(self, small, tmp_path, monkeypatch) -> None:
+        def look(self, student, method, pixels) -> View:
+            return View(torch.arange(len(pixels)) == 0, torch.full((len(pixels),), -1))
+
+        monkeypatch.setattr(Caution, "look", look)  # one of each batch is learned from
+        found = run(small(stream_batch=4, gate=0.5), tmp_path / "x")
+        assert min(found.pseudo_labels) > 50  # or at most a quarter would be right
 
     def test_takes_no_step_when_nobody_is_sure(self, met) -> None:
         learner, pixels = met(gate=0.999999)

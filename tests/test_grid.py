@@ -19,7 +19,7 @@ from rich.console import Console
 from conftest import SMALL
 from dosapp.data import base
 from dosapp.errors import BadInput
-from dosapp.grid import Outcome, grid, plan, seed_list
+from dosapp.grid import Outcome, grid, runs_in, seed_list
 from dosapp.progress import many
 from dosapp.settings import RunSettings
 from dosapp.tune import Tried, chosen, lessons, tune
@@ -40,7 +40,7 @@ def test_lists_multiply_and_runs_add(tmp_path) -> None:
             {"method": "dosapp", "options": {"sparsity": [0.1, 0.3], "gamma": 0.5}},
         ],
     )
-    planned = plan(file, "0-1")
+    planned = runs_in(file, "0-1")
     assert len(planned) == 2 * (2 + 2 + 2)
     assert [one.seed for one in planned] == [0] * 6 + [1] * 6
     assert {one.options.get("sparsity") for one in planned} == {None, 0.1, 0.3}
@@ -91,7 +91,7 @@ def test_a_run_that_cannot_be_planned_keeps_its_log_too(tmp_path, small, monkeyp
     def fails(settings: RunSettings) -> None:
         raise RuntimeError("no plan")
 
-    monkeypatch.setattr("dosapp.grid.prepare", fails)
+    monkeypatch.setattr("dosapp.grid.plan", fails)
     [outcome] = grid([small()], tmp_path)
     [log] = tmp_path.rglob("error.log")
     assert f"(log: {log})" in outcome.error
@@ -131,7 +131,7 @@ def test_workers_do_not_outlive_a_killed_grid(tmp_path) -> None:
 def test_a_killed_worker_takes_nothing_along(tmp_path) -> None:
     """Its run goes on in another process from its checkpoint, and the others never notice."""
     file = write(tmp_path / "g.yaml", method="spu", seeds="0-2", epochs=15, batch=4)
-    calm = grid(plan(file), tmp_path / "calm")
+    calm = grid(runs_in(file), tmp_path / "calm")
     command = [sys.executable, "-m", "dosapp", "grid", str(file), "--jobs", "2"]
     process = subprocess.Popen(
         [*command, "--out", "store", "--json"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
@@ -170,7 +170,7 @@ def children(parent: int) -> list[int]:
 
 def test_unknown_keys_are_errors(tmp_path) -> None:
     with pytest.raises(BadInput, match="did you mean 'epochs'"):
-        plan(write(tmp_path / "g.yaml", epoch=3))
+        runs_in(write(tmp_path / "g.yaml", epoch=3))
 
 
 class TestTuning:
@@ -220,7 +220,7 @@ class TestRay:
         pytest.importorskip("ray")
         long = {"method": "spu", "epochs": 30, "batch": 4}
         file = write(tmp_path / "g.yaml", runs=[long])
-        planned = plan(file)
+        planned = runs_in(file)
         [calm] = grid(planned, tmp_path / "calm", jobs=2)
         command = [sys.executable, "-m", "dosapp", "grid", str(file), "--engine", "ray"]
         process = subprocess.Popen(

@@ -377,6 +377,16 @@ class TestOddPlaces:
             keys.append([pictures.key(n).rpartition("/")[2] for n in range(len(pictures))])
         assert keys[0] == keys[1]
 
+    def test_a_tar_with_absolute_names(self, tmp_path, tiny) -> None:
+        folders(tmp_path / "pets", ["cat", "dog"])
+        with tarfile.open(tmp_path / "pets.tar", "w") as archive:
+            for file in sorted((tmp_path / "pets").rglob("*.png")):
+                entry = archive.gettarinfo(file)
+                entry.name = f"/pets/{file.relative_to(tmp_path / 'pets')}"
+                with file.open("rb") as opened:
+                    archive.addfile(entry, opened)
+        assert load_dataset(str(tmp_path / "pets.tar"), tiny).classes == ("cat", "dog")
+
     def test_a_csv_from_a_spreadsheet_and_one_with_a_short_row(self, tmp_path, tiny) -> None:
         for n in range(3):
             paint(tmp_path / f"{n}.png", n)

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import shutil
+import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,10 @@ from safetensors import safe_open
 from dosapp.errors import BadInput
 from dosapp.history import UPGRADES
 from dosapp.learner import Learner
+from dosapp.memory import Memory
 from dosapp.plan import open_stream
 from dosapp.run import run
-from dosapp.storage import Damaged, State, checksum
+from dosapp.storage import Damaged, State, checksum, locked
 from dosapp.streams import Session
 
 
@@ -147,6 +150,46 @@ def test_lessons_go_on_from_any_step(small, tiny) -> None:
     assert rest.digest() == whole.digest()
 
 
+def test_going_on_after_the_last_step_keeps_the_teacher(small, tiny) -> None:
+    settings = small()
+    session = open_stream(settings, tiny).session(0)
+    whole, part, rest = (
+        Learner(settings.learner(), tiny.twin(own=list(tiny.weights()))) for _ in range(3)
+    )
+    whole.learn(session)
+    lessons = part.lessons(session)
+    while (lesson := next(lessons)).step < lesson.of:
+        pass
+    rest.restore(part.state(), part.working())
+    assert list(rest.lessons(session, done=lesson.of)) == []
+    assert rest.digest() == whole.digest()
+
+
+def test_memory_keeps_the_newest_sessions_when_there_are_more_than_pictures(tiny, small) -> None:
+    memory, stream = Memory(capacity=3), open_stream(small(), tiny)
+    lessons = stream.session(0).train
+    for t in range(5):
+        memory.keep(lessons, torch.full((len(lessons),), t))
+    assert [labels.tolist() for labels in memory.labels] == [[2], [3], [4]]
+    pixels, labels = memory.draw(8, 0)
+    assert (len(pixels), sorted(labels.tolist())) == (3, [2, 3, 4])
+
+
+@pytest.mark.parametrize("method", ["flyp", "lwf", "prd"])
+def test_rivals_count_whatever_the_method(method, pupil, tiny, small) -> None:
+    lesson = open_stream(small(), tiny).session(0)
+    losses = []
+    for rivals in (False, True):
+        net = tiny.twin(own=list(tiny.weights()))
+        learner = Learner(pupil(method=method, rivals=rivals, epochs=1), net)
+        learner.learn(lesson)
+        one = Session.of({lesson.classes[0]: torch.zeros(8, 3, 32, 32, dtype=torch.uint8)})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a class alone has nothing to be told from
+            losses.append(next(iter(learner.lessons(one))).loss)
+    assert losses[1] > losses[0] + 0.1
+
+
 def test_memory_is_balanced_over_sessions_and_said(small, tiny, tmp_path) -> None:
     settings = small(method="flyp", memory=7)
     learner = Learner(settings.learner(), tiny)
@@ -178,10 +221,8 @@ def test_replay_doubles_the_batch_and_marks_it(small, tiny) -> None:
 class TestFolders:
     def test_nothing_executable_is_stored(self, taught, tmp_path) -> None:
         taught[0].save(tmp_path / "x")
-        assert {p.suffix for p in (tmp_path / "x").rglob("*") if p.is_file()} == {
-            ".json",
-            ".safetensors",
-        }
+        files = [p for p in (tmp_path / "x").rglob("*") if p.is_file()]
+        assert {p.suffix or p.name for p in files} == {".json", ".safetensors", ".lock"}
 
     def test_a_version_stores_only_what_changed(self, taught, tmp_path) -> None:
         learner, _ = taught
@@ -212,6 +253,26 @@ class TestFolders:
         (tmp_path / "letter.txt").write_text("dear")
         with pytest.raises(BadInput, match="is not empty and holds no learner"):
             taught[0].save(tmp_path)
+        assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
+
+    def test_a_folder_somebody_else_writes_is_left_alone(self, taught, tmp_path) -> None:
+        taught[0].save(tmp_path / "x")
+        with locked(tmp_path / "x"):
+            for attempt in (taught[0].save, partial(Learner.rollback, number=1)):
+                with pytest.raises(BadInput, match="is being written by another process"):
+                    attempt(tmp_path / "x")
+        assert len(Learner.history_of(tmp_path / "x").versions()) == 1
+
+    def test_what_a_killed_writer_left_is_swept_away(self, taught, tmp_path) -> None:
+        folder = tmp_path / "x"
+        for name in (".learner.json.ab", ".working.safetensors.ab", "versions/.1.safetensors.ab"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("half")
+        shutil.rmtree(folder / "versions")
+        taught[0].save(folder)  # not taken for a stranger's
+        (folder / "versions" / ".000002.safetensors.ab").write_text("half")
+        taught[0].save(folder)
+        assert not list(folder.rglob(".*.safetensors.*"))
 
     def test_no_learner_there(self, tmp_path) -> None:
         with pytest.raises(BadInput, match=r"no learner\.json"):
@@ -315,6 +376,9 @@ class TestClasses:
         assert learner.classes[:2] == kept
         with pytest.raises(BadInput, match="unknown class"):
             learner.remove(gone)
+        for name in list(learner.classes):
+            learner.remove(name)
+        assert learner.adapt(pixels) is None  # there is nothing left to tell apart
 
 
 class TestChains:
@@ -383,6 +447,15 @@ class TestHistory:
     def test_a_version_that_is_not_there(self, kept) -> None:
         with pytest.raises(BadInput, match="no version 9; it has 1 to 5"):
             Learner.rollback(kept[1], 9)
+
+    def test_without_its_checkpoint_a_history_goes_on_from_the_last_version(self, kept) -> None:
+        learner, folder = kept
+        (folder / "working.safetensors").unlink()
+        with pytest.warns(UserWarning, match="does not exist; going on from version 5"):
+            again = Learner.load(folder)
+        assert again.digest() == learner.digest()
+        again.save(folder)
+        assert [v.number for v in again.history(folder).versions()] == [1, 2, 3, 4, 5, 6]
 
     @pytest.mark.parametrize("file", ["versions/000005.safetensors", "working.safetensors"])
     def test_a_torn_record_does_not_keep_from_the_versions_before_it(self, kept, file) -> None:

@@ -31,6 +31,7 @@ def test_the_worked_example() -> None:
     assert sample_weighted_accuracy(R, np.array([100, 300, 100])) == pytest.approx(83.8)
     assert average_incremental_accuracy(R) == pytest.approx((90 + 86 + 83) / 3)
     assert previous_tasks(R) == [90, 80, 77.5]
+    assert previous_tasks(np.array([[10.0, 90.0, 80.0]])) == [60]  # joint training
 
 
 def test_a_task_that_gets_better_has_negative_forgetting() -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 
 import checks
 from dosapp import Client, methods
-from dosapp.grid import plan, rows_of
+from dosapp.grid import rows_of, runs_in
 from dosapp.ledger import opened
 from dosapp.metrics import DEFINITIONS
 from dosapp.report import speed
@@ -127,7 +127,7 @@ def test_a_method_is_one_file_and_gets_every_check(small, tiny, tmp_path, monkey
 def test_every_config_opens_with_its_command_and_can_be_planned(file: Path) -> None:
     first = file.read_text().splitlines()[0]
     assert first.startswith(f"# dosapp grid configs/{file.name}")
-    assert plan(file)
+    assert runs_in(file)
 
 
 def test_links_lead_somewhere() -> None:

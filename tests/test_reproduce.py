@@ -84,7 +84,6 @@ class TestRuns:
         planned = runs(["main"], size)
         assert {one.data for one in planned} == {"aircraft", "cars", "cifar100", "cub", "gtsrb"}
         assert {one.memory for one in planned} == {0, 200, 1000}
-        assert {one.rate for one in planned} == {7.5e-6}
         assert len(planned) == 15 * 5 * 5
 
     def test_zscl_without_references_is_left_out_and_the_others_are_not(self, tmp_path) -> None:
@@ -96,6 +95,11 @@ class TestRuns:
         [cell, *_] = [cell for cell in book.cells() if cell.row.name == "ZSCL"]
         assert cell.status == "not run"
         assert any("'ZSCL' needs reference pictures" in reason for reason in book.reasons)
+
+    def test_at_the_papers_scale_baselines_have_their_own_rates(self) -> None:
+        found = {one.method: (one.lr, one.epochs) for one in runs(["main"], Scale.named("paper"))}
+        assert found["dosapp"] == found["spu"] == found["flyp"] == (7.5e-6, 10)
+        assert (found["lwf"], found["sparcl"], found["l2p"]) == ((1e-6, 5), (5e-6, 20), (7.5e-3, 5))
 
     def test_at_the_papers_scale_a_gpu_is_used_if_there_is_one(self) -> None:
         [one, *_] = runs(["noise"], Scale.named("paper"))

@@ -10,7 +10,7 @@ from dosapp.data import DOMAINS
 from dosapp.data.base import Dataset, Part
 from dosapp.data.views import InMemory, Unlabelled
 from dosapp.errors import BadInput
-from dosapp.plan import first_classes
+from dosapp.plan import first_classes, open_stream
 from dosapp.streams import Session, concat, split
 
 SHAPES = first_classes(DOMAINS["shapes"].dataset(32, train=6, test=12), 12)
@@ -112,6 +112,14 @@ def test_fraction_noise_order_and_absence(stream) -> None:
     full = stream.full_test()
     assert len(full.tasks[0].test) == 36
     assert len(full.session(0).unlabelled) == 0
+
+
+def test_the_full_test_is_full_whatever_is_done_to_the_stream(small, tiny) -> None:
+    whole = open_stream(small(full_test=True), tiny)
+    for changes in ({"fraction": 0.25}, {"imbalanced": True}, {"stream_noise": 0.3}):
+        changed = open_stream(small(full_test=True, **changes), tiny)
+        assert len(changed.tasks[0].test) == len(whole.tasks[0].test) == 24
+        assert torch.equal(changed.tasks[0].test.read([20]), whole.tasks[0].test.read([20]))
 
 
 def test_concat_is_one_growing_class_space(stream) -> None:

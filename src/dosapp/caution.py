@@ -18,6 +18,7 @@ from dosapp.core.losses import entropy
 from dosapp.core.masks import Mask, Scores, readmitted
 from dosapp.core.skew import skew
 from dosapp.methods.base import Guess, Method
+from dosapp.storage import under
 from dosapp.student import Selection, Student
 
 MEMORY = 0.9  # of the histogram, per batch
@@ -37,9 +38,9 @@ class View:
             return guess
         labels = self.labels.clone()
         if guess is None:
-            return Guess(labels)
+            return Guess(labels, shown=self.trusted)
         labels[self.trusted] = guess.labels
-        return replace(guess, labels=labels)
+        return replace(guess, labels=labels, shown=self.trusted)
 
 
 @dataclass
@@ -127,14 +128,8 @@ class Caution:
         return kept | ({"histogram": self.histogram} if len(self.histogram) else {})
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        for part, held in (("scores", self.scores), ("owner", self.owner), ("base", self.base)):
-            held.clear()
-            held.update(
-                {
-                    n.removeprefix(f"{part}/"): t
-                    for n, t in tensors.items()
-                    if n.startswith(f"{part}/")
-                }
-            )
+        self.scores, self.owner, self.base = (
+            under(f"{part}/", tensors) for part in ("scores", "owner", "base")
+        )
         self.histogram = tensors.get("histogram", torch.zeros(0))
         self.steps = int(tensors.get("steps", torch.tensor(0)))

@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 from dosapp.cluster import RETRIES, on_ray
 from dosapp.errors import BadInput
-from dosapp.plan import plan as prepare
+from dosapp.plan import plan
 from dosapp.result import Result
 from dosapp.run import run
 from dosapp.settings import RunSettings, key_of, read_yaml
@@ -46,12 +46,12 @@ class Outcome:
     error: str = ""
 
 
-def plan(path: Path, seeds: str | None = None) -> list[RunSettings]:
+def runs_in(path: Path, seeds: str | None = None) -> list[RunSettings]:
     """Every run a grid file asks for, each once."""
     values = read_yaml(path)
     runs = values.pop("runs", [{}])
-    seeds = seeds or values.pop("seeds", None)
-    values.pop("seeds", None)
+    asked = values.pop("seeds", None)
+    seeds = seeds or asked
     numbers = {"seed": seed_list(str(seeds))} if seeds is not None else {}
     if not isinstance(runs, list) or not all(isinstance(run, dict) for run in runs):
         raise BadInput(f"'runs' in '{path}' must be a list of settings; see dosapp grid --help")
@@ -66,7 +66,7 @@ def plan(path: Path, seeds: str | None = None) -> list[RunSettings]:
 
 def rows_of(path: Path, results: list[Result]) -> list[Result]:
     """Those of the results that a grid file asks for, of any seed, in its order."""
-    asked = [_name(one.resolved().model_dump(mode="json")) for one in plan(path)]
+    asked = [_name(one.resolved().model_dump(mode="json")) for one in runs_in(path)]
     place = {name: n for n, name in reversed(list(enumerate(asked)))}
     found = [r for r in results if _name(r.settings) in place]
     if not found:
@@ -211,7 +211,7 @@ def compute(settings: RunSettings, folder: Path, keep: bool) -> Outcome:
     # A run that cannot even be planned has no place of its own; its log has.
     place = folder / f"unplanned-{key_of(settings.model_dump(mode='json'))}"
     try:
-        planned = prepare(settings)
+        planned = plan(settings)
         place = Store(folder).place(planned)
         fresh = not (place / "result.json").exists()
         with closing(Tracked(place, planned.settings)) as watch:

@@ -88,7 +88,9 @@ class History:
         self.torn = False  # something after the head cannot be read
 
     def exists(self) -> bool:
-        return self._working.exists()
+        """A first version without a checkpoint was never acknowledged, and is written again; later
+        ones have had one, so without it something is lost, not new."""
+        return self._working.exists() or max(self._files(), default=0) > 1
 
     @property
     def _working(self) -> Path:
@@ -270,6 +272,7 @@ class History:
 
     def _at_head(self) -> tuple[int, str, dict[str, Tensor]]:
         if self._head is None:
+            self._sweep()
             if not self.exists():
                 self._head = (0, "", {})
                 return self._head
@@ -280,6 +283,12 @@ class History:
                     raise
         assert self._head is not None
         return self._head
+
+    def _sweep(self) -> None:
+        """Away with what a killed writer left half-written: there is one writer at a time."""
+        left = [*self.folder.glob(".*.safetensors.*")]
+        for path in [*left, *(self.folder / "versions").glob(".*.safetensors.*")]:
+            path.unlink()
 
     def _replayed(self, number: int) -> tuple[int, str, dict[str, Tensor]]:
         """Base and versions 1 … `number`, each checked against its child's idea of it. What was

@@ -28,7 +28,7 @@ from dosapp.memory import Memory
 from dosapp.methods import build
 from dosapp.methods.base import Batch, Guess, Method
 from dosapp.settings import LearnerSettings
-from dosapp.storage import Damaged, State, checksum, read_json, under, write_json
+from dosapp.storage import Damaged, State, checksum, locked, read_json, under, write_json
 from dosapp.streams import Session
 from dosapp.student import Selection, Student
 
@@ -247,7 +247,7 @@ class Learner:
     def adapt(self, images: "Images") -> Guess | None:
         """One online step on images that are then forgotten; None if the method does not adapt."""
         pixels = moved(self.pixels(images), self.device)
-        if not self.sessions or not len(pixels):
+        if not self.sessions or not self.classes or not len(pixels):
             return None
         view = self.caution.look(self.student, self.method, pixels)
         trusted = pixels[view.trusted]
@@ -379,6 +379,7 @@ class Learner:
         if working is not None:
             student.load_optimizer_state(under("optimizer/", scratch.tensors))
             self.memory.load(under("memory/", working.tensors))
+        student.replaced = False  # these weights are its own, not put in place of others
 
     def _here(self, state: State) -> State:
         """From whatever device it was saved."""
@@ -428,8 +429,13 @@ class Learner:
     def save(self, folder: Path | str, reason: str = "saved") -> None:
         """Add a version to the folder, and the working checkpoint that goes with it."""
         folder = Path(folder)
-        self.describe(folder)
-        history = self.history(folder)
+        self._check_own(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder):
+            self.describe(folder)
+            self._keep(self.history(folder), reason)
+
+    def _keep(self, history: History, reason: str) -> None:
         history.commit(self.state(), reason)
         history.checkpoint(self.state(), self.working())
 
@@ -437,37 +443,41 @@ class Learner:
     def rollback(cls, folder: Path | str, number: int, net: Backbone | None = None) -> "Learner":
         """What a version was, as a new version: nothing is taken out of the history, so the way
         forward again is another rollback. A memory keeps the pictures whose classes are known."""
-        learner = cls.opened(Path(folder), net)
-        history = learner.history(Path(folder))
-        state, working = last_whole(history)
-        working = working or State()  # what was kept in it went with what is torn
-        if "progress" in working.facts:
-            raise BadInput(f"'{folder}' is the checkpoint of a run; copy it and roll back the copy")
-        learner.restore(history.at(number))
-        learner.memory.load(under("memory/", working.tensors))
-        learner.memory.follow(state.facts["classes"], learner.classes)
-        history.commit(learner.state(), f"rolled back to version {number}")
-        history.checkpoint(learner.state(), learner.working())
+        folder = Path(folder)
+        learner = cls.opened(folder, net)
+        with locked(folder):
+            history = learner.history(folder)
+            state, working = last_whole(history)
+            working = working or State()  # what was kept in it went with what is torn
+            if "progress" in working.facts:
+                raise BadInput(
+                    f"'{folder}' is the checkpoint of a run; copy it and roll back the copy"
+                )
+            learner.restore(history.at(number))
+            learner.memory.load(under("memory/", working.tensors))
+            learner.memory.follow(state.facts["classes"], learner.classes)
+            learner._keep(history, f"rolled back to version {number}")
         return learner
 
     def describe(self, folder: Path) -> None:
         """`learner.json`: what must be known before any tensor is read."""
-        path = folder / "learner.json"
+        self._check_own(folder)
         facts = {
             "format": FORMAT,
             "settings": self.settings.model_dump(mode="json", exclude={"device"}),
             "fingerprint": self.fingerprint,
             "stores_images": self.settings.memory > 0 or self.method.stores_data,
         }
-        if path.exists() and (
-            self._settings(folder, self.settings.device) != self.settings
-            or read_json(path)["fingerprint"] != self.fingerprint
-        ):
-            raise BadInput(f"'{folder}' holds a learner with other settings; save elsewhere")
-        left = [p for p in folder.iterdir() if p.name != ".lock"] if folder.exists() else []
-        if left and not path.exists():
+        write_json(folder / "learner.json", facts)
+
+    def _check_own(self, folder: Path) -> None:
+        path = folder / "learner.json"
+        if path.exists():
+            known, began = self._settings(folder, self.settings.device), read_json(path)
+            if known != self.settings or began["fingerprint"] != self.fingerprint:
+                raise BadInput(f"'{folder}' holds a learner with other settings; save elsewhere")
+        elif folder.exists() and any(p.name[0] != "." for p in folder.iterdir()):
             raise BadInput(f"'{folder}' is not empty and holds no learner; save elsewhere")
-        write_json(path, facts)
 
     @classmethod
     def load(

@@ -1,7 +1,8 @@
 """Experience replay, for any method: a few old pictures beside every new batch.
 
-Task-balanced: after t sessions each keeps floor(capacity / t) pictures, chosen at random. A replay
-batch is as large as the new one and is concatenated with it into one contrastive batch.
+Task-balanced: after t sessions each keeps floor(capacity / t) pictures, chosen at random; with more
+sessions than room the newest keep one each. A replay batch is as large as the new one and is
+concatenated with it into one contrastive batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 
 from dosapp.core.chance import chance, torch_chance
-from dosapp.core.places import closed_up_labels
 from dosapp.data.views import Labelled
 
 
@@ -33,7 +33,7 @@ class Memory:
         if not self.capacity:
             return
         sessions = len(self.labels) + 1
-        room = self.capacity // sessions
+        room = max(1, self.capacity // sessions)
         for n, labels in enumerate(self.labels):
             rows = self._some(len(labels), room, sessions, n)
             self.pictures[n], self.labels[n] = self.pictures[n][rows], labels[rows]
@@ -41,6 +41,8 @@ class Memory:
         pixels = lessons.read(rows.numpy())
         self.pictures.append((pixels * 255).round().to(torch.uint8))
         self.labels.append(positions[rows])
+        self.pictures = self.pictures[-self.capacity :]
+        self.labels = self.labels[-self.capacity :]
 
     def _some(self, count: int, room: int, *when: int) -> Tensor:
         order = chance("memory", self.seed, *when).permutation(count)
@@ -52,25 +54,28 @@ class Memory:
             return None
         generator = torch_chance("replay", self.seed, *when)
         rows = torch.randperm(len(self), generator=generator)[:size]
-        pictures = torch.cat(self.pictures)[rows]
-        return pictures.float() / 255, torch.cat(self.labels)[rows]
+        places = [(n, k) for n, labels in enumerate(self.labels) for k in range(len(labels))]
+        drawn = [places[row] for row in rows.tolist()]  # never a copy of the whole memory
+        pictures = torch.stack([self.pictures[n][k] for n, k in drawn])
+        return pictures.float() / 255, torch.stack([self.labels[n][k] for n, k in drawn])
 
     def forget(self, place: int) -> None:
         """Drop the pictures of a class that has gone; those after it have moved up."""
-        pairs = [closed_up_labels(labels, place) for labels in self.labels]
-        self._keep([stay for stay, _ in pairs])
-        self.labels = [labels for _, labels in pairs if len(labels)]
+        self.labels = [torch.where(n == place, -1, n - (n > place).long()) for n in self.labels]
+        self._drop_unknown()
 
     def follow(self, old: Sequence[str], new: Sequence[str]) -> None:
         """The classes are others: keep the pictures of those that are still there, by name."""
         place = torch.tensor([new.index(name) if name in new else -1 for name in old])
         self.labels = [place[labels] for labels in self.labels]
-        self._keep([labels >= 0 for labels in self.labels])
+        self._drop_unknown()
 
-    def _keep(self, known: list[Tensor]) -> None:
-        pictures = [p[k] for p, k in zip(self.pictures, known, strict=True) if k.any()]
-        labels = [n[k] for n, k in zip(self.labels, known, strict=True) if k.any()]
-        self.pictures, self.labels = pictures, labels
+    def _drop_unknown(self) -> None:
+        """Labels are -1 where the class has gone; so do the pictures, and sessions without any."""
+        known = [labels >= 0 for labels in self.labels]
+        left = [n for n, k in enumerate(known) if k.any()]
+        self.pictures = [self.pictures[n][known[n]] for n in left]
+        self.labels = [self.labels[n][known[n]] for n in left]
 
     def state(self) -> dict[str, Tensor]:
         return {f"pictures/{n}": p for n, p in enumerate(self.pictures)} | {

@@ -75,8 +75,9 @@ def sample_weighted_accuracy(R: Matrix, sizes: NDArray[np.int64]) -> float:
 
 
 def previous_tasks(R: Matrix) -> list[float]:
-    """Per session, mean accuracy on the tasks before it (on itself, in the first)."""
-    return [float(np.nanmean(R[t, : max(t, 1)])) for t in range(len(R))]
+    """Per session, mean accuracy on the tasks before it (on what it taught, in the first)."""
+    before = range(len(R)) if _square(R) else [R.shape[1]]  # joint training taught all at once
+    return [float(np.nanmean(R[t, : max(n, 1)])) for t, n in enumerate(before)]
 
 
 def forgetting_matrix(R: Matrix) -> Matrix:

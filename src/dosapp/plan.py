@@ -49,6 +49,8 @@ def open_stream(settings: RunSettings, net: Backbone) -> Stream:
             dataset = first_classes(dataset, s.classes)
         parts.append(split(dataset, groups or s.tasks, seed=s.seed, order=order))
     stream = concat(*parts) if len(parts) > 1 else parts[0]
+    if s.full_test:  # first: all of D^u is asked about, whatever is done to the stream
+        stream = stream.full_test()
     if s.stream_noise or s.test_noise:
         stream = stream.noisy(stream=s.stream_noise, test=s.test_noise)
     if s.fraction < 1:
@@ -61,8 +63,6 @@ def open_stream(settings: RunSettings, net: Backbone) -> Stream:
         stream = stream.one_class()
     if s.chunks:
         stream = stream.chunks()
-    if s.full_test:
-        stream = stream.full_test()
     return stream if s.stream else stream.without_unlabelled()
 
 
@@ -122,7 +122,6 @@ class Plan:
 
     settings: RunSettings
     net: Backbone
-    method: Method
     stream: Stream
     identity: dict[str, Any]
 
@@ -143,7 +142,7 @@ def plan(settings: RunSettings) -> Plan:
             f"a memory of {settings.memory} pictures cannot keep one of each of "
             f"{len(stream.groups)} sessions; give --memory {len(stream.groups)} or more, or 0"
         )
-    return Plan(settings, net, method, stream, identity(settings, net, method, stream))
+    return Plan(settings, net, stream, identity(settings, net, method, stream))
 
 
 def identity(

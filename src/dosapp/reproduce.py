@@ -71,6 +71,7 @@ class Scale:
     references: str = ""
     data: Mapping[str, Sequence[str]] = field(default_factory=dict)
     rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by data, method
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what each has its own
 
     @classmethod
     def named(cls, name: str) -> "Scale":
@@ -102,8 +103,11 @@ class Scale:
 
     def runs(self, row: Row, data: str) -> list[RunSettings]:
         """The same run for every seed."""
-        rate = self.rates.get(data, {}).get(row.run["method"])
-        values = {"lr": rate, **self.settings, **row.run, "data": data}
+        method = row.run["method"]
+        own = dict(self.methods.get(method, {}))
+        if method in self.rates.get(data, {}):
+            own["lr"] = self.rates[data][method]
+        values = {**self.settings, **own, **row.run, "data": data}
         if values.get("memory"):
             values["memory"] = self.memory[values["memory"]]
         if "references" in values.get("options", {}):

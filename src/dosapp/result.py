@@ -33,8 +33,8 @@ class Result(BaseModel):
     forgetting_matrix: Cells
     previous_tasks: dict[str, list[float | None]]  # before, after: accuracy on earlier tasks
     per_class: dict[str, float]  # at the end
-    tasks: list[dict[str, Any]]  # classes, train, test, dataset boundary
-    stream: dict[str, Any]  # name, hash, length and steps of each session's D^u
+    tasks: list[dict[str, Any]]  # classes, and how many pictures: train, stream, test
+    stream: dict[str, Any]  # name, hash, images of each session's D^u, boundaries of datasets
     pseudo_labels: list[float | None]  # per session, accuracy of the labels the adapter used
     disagreement: list[float | None]  # per session, share of images the experts differ on
     distance: dict[str, list[float]]  # ‖θ^T - θ^S‖ after lessons, after the stream

@@ -134,7 +134,7 @@ class Experiment:
     def __init__(self, planned: Plan, learner: Learner, folder: Path, watch: Watch) -> None:
         self.settings, self.stream, self.key = planned.settings, planned.stream, planned.key
         self.learner, self.folder, self.watch = learner, folder, watch
-        self.untouched = planned.net
+        self.net = planned.net  # without what the method adds to it; the student trains it
         self.exam = Exam(planned.stream, learner)
         self.history = learner.history(folder / "learner")
         self.progress = Progress()
@@ -191,10 +191,12 @@ class Experiment:
             with self._timed("stream", t):
                 guess = self.learner.adapt(pixels)
             if guess is not None:
-                answer = truth[n * size : n * size + len(pixels)]
-                progress.right[t] += int((guess.labels.cpu().numpy() == answer).sum())
-                progress.guessed[t] += len(pixels)
-                progress.differed[t] += guess.disagreement * len(pixels)
+                right = guess.labels.cpu().numpy() == truth[n * size : n * size + len(pixels)]
+                if guess.shown is not None:  # of the others no label was learned from
+                    right = right[guess.shown.cpu().numpy()]
+                progress.right[t] += int(right.sum())
+                progress.guessed[t] += len(right)
+                progress.differed[t] += guess.disagreement * len(right)
             self.watch.stream(t, n + 1, batches)
             if (n + 1) % EVERY == 0:
                 progress.done = n + 1
@@ -219,8 +221,7 @@ class Experiment:
 
     def _before_all(self) -> None:
         """Zero-shot accuracy on each task among the classes met by then, and on the control set."""
-        net = self.untouched  # without what the method has added to it
-        every = range(len(self.stream.tasks))
+        net, every = self.net, range(len(self.stream.tasks))
         self.progress.zero_shot = [self.exam.accuracy(net, j, range(j + 1)) for j in every]
         self.progress.untouched = float(np.mean([self.exam.accuracy(net, j, every) for j in every]))
         self.progress.control.append(self.exam.control(net))

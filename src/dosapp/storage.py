@@ -26,7 +26,7 @@ from dosapp.errors import BadInput
 
 
 class Damaged(BadInput):
-    """A record whose bytes are not the ones that were written."""
+    """A record whose bytes are not the ones that were written, or are gone."""
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -126,7 +126,7 @@ def read_record(path: Path) -> tuple[State, str]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
         state = State(tensors, json.loads(header["facts"]))
     except FileNotFoundError as error:
-        raise BadInput(f"'{path}' does not exist") from error
+        raise Damaged(f"'{path}' does not exist") from error
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise Damaged(f"'{path}' is torn or not a record of dosapp ({error})") from error
     if checksum(state) != header["sha256"]:
@@ -141,7 +141,7 @@ def read_facts(path: Path) -> tuple[dict[str, Any], str]:
             header = file.metadata() or {}
         return json.loads(header["facts"]), header["sha256"]
     except FileNotFoundError as error:
-        raise BadInput(f"'{path}' does not exist") from error
+        raise Damaged(f"'{path}' does not exist") from error
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise Damaged(f"'{path}' is torn or not a record of dosapp ({error})") from error
 

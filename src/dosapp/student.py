@@ -147,10 +147,13 @@ class Student:
     def clip_loss(self, pixels: Tensor, labels: Tensor) -> Tensor:
         """Each image against the caption of its class, and against those of others if wanted."""
         images, texts = self.pairs(pixels, labels)
-        present = set(labels.tolist()) if self.rivals else set(range(len(self.classes)))
+        return clip_loss(images, texts, self.net.scale, self.rival_captions(labels))
+
+    def rival_captions(self, labels: Tensor) -> Tensor | None:
+        """Features `[R, D]` of the captions of all classes that are not these, if wanted."""
+        present = set(labels.tolist())
         absent = [self.caption(c) for n, c in enumerate(self.classes) if n not in present]
-        rivals = self.net.encode_text(absent) if absent else None
-        return clip_loss(images, texts, self.net.scale, rivals)
+        return self.net.encode_text(absent) if self.rivals and absent else None
 
     def scores(self, weights: Mapping[str, Tensor], losses: Iterable[Tensor]) -> Scores:
         """How much each weight would like to move (Eq. 1); nothing moves yet."""
@@ -196,7 +199,8 @@ class Student:
             entries.release()
         weights = self.net.weights()
         for twin in self._twins:
-            twin.own([n for n in selection.names if twin.weights()[n] is weights[n]])
+            theirs = twin.weights()
+            twin.own([n for n in selection.names if theirs[n] is weights[n]])
         self.selection = selection
         self.moved.update(selection.names)
         mask = selection.mask or {}
@@ -218,7 +222,9 @@ class Student:
             self._optimizer = torch.optim.AdamW(groups)
 
     def remask(self, mask: Mask) -> None:
-        """Other entries of the same weights. Those that stay keep their moments; others start."""
+        """Other entries of the same weights. Those that stay keep their moments; others start with
+        none, but count their steps with the tensor's: their first ones are up to a few times as
+        large as Adam's usual first."""
         kept = {
             n: {key: self._entries[n].spread(t) if t.ndim else t for key, t in state.items()}
             for n, state in self._moments().items()

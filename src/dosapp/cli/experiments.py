@@ -110,11 +110,11 @@ def grid(
 ) -> None:
     """Every run a file describes, each computed once, resumable."""
     from dosapp.grid import grid as compute
-    from dosapp.grid import plan
+    from dosapp.grid import runs_in
     from dosapp.plan import label
     from dosapp.progress import many
 
-    planned = plan(file, seeds)
+    planned = runs_in(file, seeds)
     if dry_run:
         for one in planned:
             print(f"{label(one)}, {one.data}, seed {one.seed}")
@@ -232,7 +232,7 @@ def estimate(
     as_json: Json = False,
 ) -> None:
     """What a run, or every run of a grid's file, would cost: time and memory. An estimate."""
-    from dosapp.grid import plan as every
+    from dosapp.grid import runs_in
     from dosapp.plan import settings_from
     from dosapp.timing import USED, gpus
     from dosapp.timing import estimate as predict
@@ -241,7 +241,7 @@ def estimate(
     if many and (flags or options):
         raise BadInput(f"'{config}' describes many runs; flags cannot change them here")
     chosen = {**flags, "options": parsed(options or [])}
-    planned = every(config) if many and config else [settings_from(config, chosen)]
+    planned = runs_in(config) if many and config else [settings_from(config, chosen)]
     with err.status("measuring a few steps of each kind of run"):
         cost = predict(planned, gpu)
     assumed = None if gpu is None else {"gpu": gpu, **gpus()[gpu], "used": USED}

@@ -80,6 +80,8 @@ class Decoded:
 
     def _make(self, place: Path) -> None:
         count, step = len(self), 256
+        for left in self.folder.glob("tmp*.npy"):  # by a process that was killed: we have the lock
+            left.unlink()
         shape = (count, *self.source.decode(0).shape)
         handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".npy")
         os.close(handle)

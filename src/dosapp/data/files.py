@@ -55,7 +55,7 @@ Tree = Mapping[str, Place]  # relative name → where it is
 def tree(root: Path) -> Tree:
     """Everything in a folder or a tar archive, by name; hidden files are not seen."""
     found = _in_folder(root) if root.is_dir() else _in_tar(root)
-    return {n: found[n] for n in sorted(found) if not any(p[0] == "." for p in n.split("/"))}
+    return {n: found[n] for n in sorted(found) if not any(p.startswith(".") for p in n.split("/"))}
 
 
 def unwrapped(found: Tree) -> Tree:
@@ -86,7 +86,7 @@ def _in_tar(path: Path) -> dict[str, Place]:
     try:
         with tarfile.open(path, "r:") as archive:  # uncompressed: members can be found again
             for entry in archive:
-                name = entry.name.removeprefix("./")
+                name = entry.name.removeprefix("./").lstrip("/")
                 # A hard link is a second name for an earlier member.
                 file = archive.getmember(entry.linkname) if entry.islnk() else entry
                 if file.isreg() and file.sparse is None:

@@ -68,10 +68,11 @@ class Guess:
 
     labels: Tensor  # [B], positions in student.classes
     loss: Tensor | None = None  # None: look, but do not learn
-    disagreement: float = 0.0  # share of images on which the experts differ
+    disagreement: float = 0.0  # share of the images it was shown on which the experts differ
+    shown: Tensor | None = None  # [B] bool: those a gate let through; None: all
 
 
-State = dict[str, Tensor]
+Tensors = dict[str, Tensor]
 
 
 def flat(value: Any) -> dict[str, Any]:
@@ -165,11 +166,11 @@ class Method:
         """Who can be asked; the first one's answer is the learner's."""
         return {"student": student.net}
 
-    def tensors(self) -> State:
+    def tensors(self) -> Tensors:
         """What the method remembers besides its twins, in every version of the learner."""
         return {}
 
-    def scratch(self) -> State:
+    def scratch(self) -> Tensors:
         """What only the next step needs, pictures above all: in the checkpoint, in no version."""
         return {}
 
@@ -273,13 +274,13 @@ class Then(Method):
     def experts(self, student: Student) -> Mapping[str, Expert]:
         return self.unlabelled.experts(student)
 
-    def tensors(self) -> State:
+    def tensors(self) -> Tensors:
         return self._halves(self.labelled.tensors(), self.unlabelled.tensors())
 
-    def scratch(self) -> State:
+    def scratch(self) -> Tensors:
         return self._halves(self.labelled.scratch(), self.unlabelled.scratch())
 
-    def _halves(self, first: State, second: State) -> State:
+    def _halves(self, first: Tensors, second: Tensors) -> Tensors:
         named = {f"labelled/{name}": t for name, t in first.items()}
         return named | {f"unlabelled/{name}": t for name, t in second.items()}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dosapp.backbones.base import Backbone
 from dosapp.core.losses import clip_loss, distillation, relation
-from dosapp.methods.base import Batch, Method, State, settings
+from dosapp.methods.base import Batch, Method, Tensors, settings
 from dosapp.streams import Session
 from dosapp.student import Student
 
@@ -41,7 +41,8 @@ class LwF(Method):
     def loss(self, student: Student, batch: Batch) -> Tensor:
         images, texts = student.pairs(batch.pixels, batch.labels)
         scale, now = student.net.scale, ~batch.replayed
-        loss = clip_loss(images[now], texts[now], scale)
+        rivals = student.rival_captions(batch.labels[now])
+        loss = clip_loss(images[now], texts[now], scale, rivals)
         if self.sessions < 2:  # nothing to keep yet
             return loss
         with torch.inference_mode():
@@ -56,7 +57,7 @@ class LwF(Method):
     def twins(self) -> Mapping[str, Backbone]:
         return {"old": self.old}
 
-    def tensors(self) -> State:
+    def tensors(self) -> Tensors:
         return {"sessions": torch.tensor(self.sessions)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:

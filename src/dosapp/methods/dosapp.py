@@ -4,7 +4,7 @@ A student learns a sparse set of weights; a teacher follows it with two momenta,
 that move and a slower one for those that do not. With labels, the student learns the task. Without,
 it learns from whichever of the two is surer of each image. After another learner
 (`FLYP().then(DoSAPP())`) the teacher follows that learner's weights instead; if those are masked,
-their union is cut back to DoSAPP's own sparsity.
+the union of what each session chose at its beginning is cut back to DoSAPP's own sparsity.
 """
 
 import warnings
@@ -20,7 +20,7 @@ from dosapp.backbones.base import Backbone
 from dosapp.core.losses import clip_loss
 from dosapp.core.masks import Combine, Scores, top_fraction, united
 from dosapp.core.pseudo import LABELLERS
-from dosapp.methods.base import Ability, Guess, Lessons, Method, State, settings
+from dosapp.methods.base import Ability, Guess, Lessons, Method, Tensors, settings
 from dosapp.methods.spu import SPU
 from dosapp.storage import under
 from dosapp.streams import Session
@@ -122,7 +122,7 @@ class DoSAPP(Method):
     def experts(self, student: Student) -> Mapping[str, Backbone]:
         return {"teacher": self.teacher, "student": student.net}
 
-    def tensors(self) -> State:
+    def tensors(self) -> Tensors:
         return {f"best/{name}": score for name, score in self.best.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:

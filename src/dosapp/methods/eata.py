@@ -14,7 +14,7 @@ from torch.nn.functional import cosine_similarity
 
 from dosapp.core.fisher import fisher, own_labels
 from dosapp.core.losses import drift, entropy
-from dosapp.methods.base import Guess, State, settings
+from dosapp.methods.base import Guess, Tensors, settings
 from dosapp.methods.tent import Tent
 from dosapp.storage import under
 from dosapp.streams import Session
@@ -83,7 +83,7 @@ class EATA(Tent):
     def forget(self, place: int) -> None:
         self.familiar = None
 
-    def tensors(self) -> State:
+    def tensors(self) -> Tensors:
         kept = {f"fisher/{name}": f for name, f in self.fisher.items()}
         kept |= {f"anchor/{name}": weight for name, weight in self.anchor.items()}
         return kept | ({} if self.familiar is None else {"familiar": self.familiar})

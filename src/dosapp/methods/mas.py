@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dosapp.core.losses import drift
-from dosapp.methods.base import Batch, Method, State, settings
+from dosapp.methods.base import Batch, Method, Tensors, settings
 from dosapp.storage import under
 from dosapp.streams import Session
 from dosapp.student import Student
@@ -36,7 +36,8 @@ class MAS(Method):
         return drift(student.net.weights(), self.anchor, self.importance)
 
     def end_session(self, student: Student, session: Session) -> None:
-        """Ω: mean over images of |∇ ‖logits‖²|, each row of a tensor scaled to a maximum of 1."""
+        """Ω: |∇ Σ ‖logits‖²| of each batch of images (signs meet before the absolute value is
+        taken, as in SPU's code), added up; each row of a tensor scaled to a maximum of 1."""
         weights, count = student.net.towers(), len(session.train)
         total: dict[str, Tensor] = {}
         norms = (  # a batch weighs as many images as it has: the sum over them, not their mean
@@ -55,7 +56,7 @@ class MAS(Method):
             self.importance[name] = blend
             self.anchor[name] = weights[name].detach().clone()
 
-    def tensors(self) -> State:
+    def tensors(self) -> Tensors:
         kept = {f"importance/{name}": omega for name, omega in self.importance.items()}
         return kept | {f"anchor/{name}": weight for name, weight in self.anchor.items()}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dosapp.core.losses import entropy
 from dosapp.core.reservoir import Reservoir
-from dosapp.methods.base import Guess, State, settings
+from dosapp.methods.base import Guess, Tensors, settings
 from dosapp.methods.tent import Tent
 from dosapp.student import Student
 
@@ -48,7 +48,7 @@ class NOTE(Tent):
     def forget(self, place: int) -> None:
         self.reservoir = Reservoir(self.capacity)
 
-    def scratch(self) -> State:
+    def scratch(self) -> Tensors:
         return self.reservoir.state()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:

@@ -17,7 +17,7 @@ from dosapp.backbones.base import Backbone
 from dosapp.backbones.prompted import Keyed, Pool, Prefixes
 from dosapp.core.losses import class_loss
 from dosapp.errors import BadInput
-from dosapp.methods.base import Batch, Lessons, Method, State, settings
+from dosapp.methods.base import Batch, Lessons, Method, Tensors, settings
 from dosapp.streams import Session
 from dosapp.student import Selection, Student
 
@@ -53,7 +53,7 @@ class Prompted(Method):
         near = self.prompts(student).near[~batch.replayed]  # a set's key is for its own session
         return loss - self.pull * near.mean()
 
-    def tensors(self) -> State:
+    def tensors(self) -> Tensors:
         return {"current": self.current}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -122,7 +122,7 @@ class DualPrompt(Prompted):
     def end_lessons(self, student: Student, session: Session) -> None:
         self.route.teaching = False
 
-    def tensors(self) -> State:
+    def tensors(self) -> Tensors:
         route = torch.tensor([self.route.known, self.route.teaching])
         return {**super().tensors(), "route": route}
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dosapp.core.fisher import fisher, own_labels
 from dosapp.core.losses import drift, symmetric_cross_entropy
-from dosapp.methods.base import Guess, State, settings
+from dosapp.methods.base import Guess, Tensors, settings
 from dosapp.methods.taught import Taught
 from dosapp.storage import under
 from dosapp.streams import Session
@@ -65,7 +65,7 @@ class PSMT(Taught):
             self.teacher, {n: torch.where(where[n], v, theirs[n]) for n, v in values.items()}
         )
 
-    def tensors(self) -> State:
+    def tensors(self) -> Tensors:
         kept = {f"fisher/{name}": f for name, f in self.fisher.items()}
         return kept | {f"source/{name}": weight for name, weight in self.source.items()}
 

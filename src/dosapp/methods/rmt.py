@@ -19,7 +19,7 @@ from dosapp.core.augment import augmented
 from dosapp.core.chance import torch_chance
 from dosapp.core.losses import contrast, symmetric_cross_entropy
 from dosapp.core.places import closed_up
-from dosapp.methods.base import Guess, State, settings
+from dosapp.methods.base import Guess, Tensors, settings
 from dosapp.methods.taught import Taught
 from dosapp.streams import Session
 from dosapp.student import Student
@@ -100,7 +100,7 @@ class RMT(Taught):
     def forget(self, place: int) -> None:
         self.prototypes = closed_up(self.prototypes, place)
 
-    def tensors(self) -> State:
+    def tensors(self) -> Tensors:
         return {f"prototypes/{place}": mean for place, mean in self.prototypes.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:

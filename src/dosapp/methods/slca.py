@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from dosapp.core.gaussian import Gaussians
-from dosapp.methods.base import Batch, Lessons, Method, Review, State, settings
+from dosapp.methods.base import Batch, Lessons, Method, Review, Tensors, settings
 from dosapp.streams import Session
 from dosapp.student import Selection, Student
 
@@ -76,7 +76,7 @@ class SLCA(Method):
     def forget(self, place: int) -> None:
         self.classes.forget(place)
 
-    def tensors(self) -> State:
+    def tensors(self) -> Tensors:
         return {"sessions": torch.tensor(self.sessions), **self.classes.state()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:

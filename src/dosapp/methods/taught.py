@@ -13,7 +13,7 @@ from torch import Tensor
 from dosapp.backbones.added import Ensemble
 from dosapp.backbones.base import Backbone, Expert
 from dosapp.core.losses import complementary, cross_entropy_to
-from dosapp.methods.base import Guess, Method, State, settings
+from dosapp.methods.base import Guess, Method, Tensors, settings
 from dosapp.student import Student
 
 Momentum = Annotated[float, Field(ge=0, le=1)]
@@ -89,7 +89,7 @@ class DSS(Taught):
         each = torch.where(high, cross_entropy_to(new, target), complementary(new, unlikely))
         return self.guess(new, old, each.mean())
 
-    def tensors(self) -> State:
+    def tensors(self) -> Tensors:
         return {"threshold": torch.tensor(self.threshold, dtype=torch.float64)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:

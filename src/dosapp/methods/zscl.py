@@ -17,7 +17,7 @@ from dosapp.core.losses import cross_entropy_to
 from dosapp.data import DOMAINS, load_dataset
 from dosapp.data.base import Dataset
 from dosapp.errors import BadInput
-from dosapp.methods.base import Batch, Method, State, settings
+from dosapp.methods.base import Batch, Method, Tensors, settings
 from dosapp.streams import Session
 from dosapp.student import Student
 
@@ -99,7 +99,7 @@ class ZSCL(Method):
     def twins(self) -> Mapping[str, Backbone]:
         return {"original": self.original, "average": self.average}
 
-    def tensors(self) -> State:
+    def tensors(self) -> Tensors:
         return {"samples": torch.tensor(self.samples)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
