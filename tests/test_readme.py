@@ -14,6 +14,7 @@ import yaml
 from PIL import Image
 
 import checks
+from conftest import shared_only
 from dosapp import Client, methods
 from dosapp.grid import rows_of, runs_in
 from dosapp.ledger import opened
@@ -208,6 +209,18 @@ def test_the_committed_ledger_is_what_the_store_says(tmp_path) -> None:
     wanted = "\n".join(book.markdown() for book in books)
     assert (ROOT / "results" / "tiny" / "ledger-tiny.md").read_text() == wanted
     assert "not run" not in wanted
+
+
+@shared_only
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*results cannot be compared with published ones")
+@pytest.mark.parametrize("name", ["main", "test-time", "ttl-before-after"])
+def test_the_ledgers_of_real_pictures_are_what_the_store_says(name, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)  # the scale's paths are relative to it
+    [book] = opened([name], Scale.named("real-small"), ROOT / "results" / "real-small")
+    committed = ROOT / "results" / "real-small" / f"ledger-real-small-{name}.md"
+    assert committed.read_text() == book.markdown()
+    assert "not run" not in committed.read_text()
 
 
 def test_the_page_counts_the_claims_as_the_ledger_does() -> None:

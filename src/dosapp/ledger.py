@@ -283,8 +283,8 @@ class Ledger:
         table, cells = self.table, self.cells()
         paper = not self.scale.data
         lines = [f"## {table.title}", ""]
-        if table.note:
-            lines += [table.note, ""]
+        for note in filter(None, (table.note, self._memories())):
+            lines += [note, ""]
         for data in self.scale.stand_ins(table.data):
             head = ["row", *table.metrics, "seeds", "steps on the stream", "status"]
             lines += [f"**{data}**", "", _line(head), _line(["---"] * len(head))]
@@ -298,6 +298,12 @@ class Ledger:
                 lines.append(_line([row.name, *shown, str(len(mine[0].values)), said, status]))
             lines.append("")
         return "\n".join([*lines, *self._claims(), *self._made(cells), ""])
+
+    def _memories(self) -> str:
+        """Rows are called as in the paper, though memories are smaller here."""
+        theirs = dict.fromkeys(filter(None, (row.run.get("memory") for row in self.table.rows)))
+        said = [f"{n} pictures is one of {self.scale.memory[n]}" for n in theirs]
+        return f"A memory of {' and of '.join(said)} here." if said and self.scale.data else ""
 
     def _claims(self) -> Iterator[str]:
         """At the paper's scale its numbers are set against ours instead."""
