@@ -275,9 +275,12 @@ class Ledger:
             "title": self.table.title,
             "scale": self.scale.name,
             "note": self.table.note,
-            "cells": [cell.facts() for cell in self.cells()],
+            **self.numbers(),
             "claims": [verdict.facts() for verdict in self.verdicts()],
         }
+
+    def numbers(self) -> dict[str, Any]:
+        return {"cells": [cell.facts() for cell in self.cells()]}
 
     def markdown(self) -> str:
         table, cells = self.table, self.cells()
@@ -400,15 +403,8 @@ class TimeLedger(Ledger):
             for a, b, metric in self.table.claims
         ]
 
-    def facts(self) -> dict[str, Any]:
-        return {
-            "table": self.table.name,
-            "title": self.table.title,
-            "scale": self.scale.name,
-            "note": self.table.note,
-            "rows": self.times(),
-            "claims": [verdict.facts() for verdict in self.verdicts()],
-        }
+    def numbers(self) -> dict[str, Any]:
+        return {"rows": self.times()}
 
     def markdown(self) -> str:
         rows, ours = self.times(), self.measured["seconds"]
