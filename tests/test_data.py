@@ -1,6 +1,5 @@
 """Generated domains and one's own pictures."""
 
-import dataclasses
 import threading
 from pathlib import Path
 
@@ -58,7 +57,7 @@ def test_class_folders_with_a_split(tmp_path: Path) -> None:
     data = own_data(tmp_path, prepare)
     assert data.classes == ("big cat", "dog")
     assert (len(data.train.labels), len(data.test.labels)) == (7, 7)
-    assert data.train.pictures.read([0, 6]).shape == (2, 3, PIXELS, PIXELS)
+    assert data.train.source.decode(6).shape == (3, PIXELS, PIXELS)
 
 
 def test_class_folders_without_a_split_give_a_third_to_the_test(tmp_path: Path) -> None:
@@ -66,13 +65,6 @@ def test_class_folders_without_a_split_give_a_third_to_the_test(tmp_path: Path) 
     paint(tmp_path, "dog", 9)
     data = own_data(tmp_path, prepare)
     assert (len(data.train.labels), len(data.test.labels)) == (12, 6)
-
-
-def test_any_number_of_workers_reads_the_same(tmp_path: Path) -> None:
-    paint(tmp_path, "cat", 9)
-    files = own_data(tmp_path, prepare).train.pictures
-    alone, many = (dataclasses.replace(files, workers=n, _decoded={}) for n in (1, 4))
-    assert torch.equal(alone.read([3, 0, 5]), many.read([3, 0, 5]))
 
 
 def test_csv(tmp_path: Path) -> None:
@@ -84,15 +76,15 @@ def test_csv(tmp_path: Path) -> None:
     data = own_data(file, prepare)
     assert data.classes == ("a", "b")
     assert data.train.labels.tolist() == [0, 1, 0, 1]
-    assert data.train.pictures.key(0).startswith("pictures/0.png:")
+    assert data.train.source.key(0).startswith("pictures/0.png:")
 
 
 def test_a_pictures_key_is_its_place_and_its_bytes(tmp_path: Path) -> None:
     paint(tmp_path, "cat", 4)
-    before = own_data(tmp_path, prepare).train.pictures.key(0)
+    before = own_data(tmp_path, prepare).train.source.key(0)
     file = tmp_path / before.partition(":")[0]
     Image.new("RGB", (20, 20), (1, 2, 3)).save(file)
-    assert own_data(tmp_path, prepare).train.pictures.key(0) != before
+    assert own_data(tmp_path, prepare).train.source.key(0) != before
 
 
 def test_csv_with_absolute_paths(tmp_path: Path) -> None:
@@ -102,7 +94,7 @@ def test_csv_with_absolute_paths(tmp_path: Path) -> None:
     rows = [f"{tmp_path}/elsewhere/cat/{n}.png,cat" for n in range(6)]
     file.write_text("\n".join(["path,label", *rows]))
     data = own_data(file, prepare)
-    assert data.train.pictures.key(0).startswith("../elsewhere/cat/")
+    assert data.train.source.key(0).startswith("../elsewhere/cat/")
 
 
 class TestBadData:
@@ -120,10 +112,10 @@ class TestBadData:
         broken.write_bytes(broken.read_bytes()[:40])
         data = own_data(tmp_path, prepare)
         part = next(
-            p for p in (data.train, data.test) if broken in [q.path for q in p.pictures.places]
+            p for p in (data.train, data.test) if broken in [q.path for q in p.source.places]
         )
         with pytest.raises(BadInput, match=r"2\.png' cannot be read"):
-            part.pictures.read(range(len(part.labels)))
+            [part.source.decode(row) for row in range(len(part.labels))]
 
     def test_a_class_in_only_one_split(self, tmp_path: Path) -> None:
         paint(tmp_path / "train", "cat", 2)
@@ -145,7 +137,7 @@ class TestBadData:
             own_data(file, prepare)
         file.write_text("path,label\na.png,a\nb.png,a\nc.png,a\n")
         with pytest.raises(BadInput, match=r"\.png' cannot be read"):
-            own_data(file, prepare).train.pictures.key(0)
+            own_data(file, prepare).train.source.key(0)
 
     def test_class_names(self) -> None:
         with pytest.raises(BadInput, match="'cat' twice"):

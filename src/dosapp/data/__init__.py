@@ -2,12 +2,10 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from dosapp.backbones.base import Backbone
-from dosapp.data.base import Dataset, Part
+from dosapp.data.base import Dataset, Listed, Listing, Part
 from dosapp.data.decoded import Decoded, cache_folder
 from dosapp.data.files import SUFFIXES, readable
 from dosapp.data.folder import own_data
@@ -52,12 +50,13 @@ def is_table(place: Path) -> bool:
     return ".parquet" in suffixes and not suffixes & SUFFIXES
 
 
-def _decoded(dataset: Dataset, net: Backbone, skip_bad: bool) -> Dataset:
+def _decoded(found: Listed, net: Backbone, skip_bad: bool) -> Dataset:
     """Its pictures behind a memory map, and perhaps without those that cannot be read."""
 
-    def mapped(part: Part) -> Part:
-        source: Any = part.pictures
-        source, labels = readable(source, part.labels) if skip_bad else (source, part.labels)
-        return Part(Decoded(source, net.preparation, cache_folder() / "pictures"), labels)
+    def mapped(half: Listing) -> Part:
+        half = readable(half) if skip_bad else half
+        return Part(Decoded(half.source, net.preparation, cache_folder() / "pictures"), half.labels)
 
-    return replace(dataset, train=mapped(dataset.train), test=mapped(dataset.test))
+    return Dataset(
+        found.name, found.classes, mapped(found.train), mapped(found.test), found.prompts
+    )

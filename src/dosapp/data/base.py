@@ -57,6 +57,14 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Listing:
+    """The same before anything is decoded: what a loader finds."""
+
+    source: Source
+    labels: Rows
+
+
+@dataclass(frozen=True)
 class Prompts:
     """The caption of a class in training, and those whose features are averaged in evaluation."""
 
@@ -80,6 +88,17 @@ class Dataset:
 
     def __post_init__(self) -> None:
         check_class_names(self.classes, self.name)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A dataset as a loader finds it."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Listing
+    test: Listing
+    prompts: Prompts = Prompts()
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from PIL import Image
 from torch import Tensor
 
-from dosapp.data.base import Rows, Source
+from dosapp.data.base import Listing
 from dosapp.errors import BadInput
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".webp", ".tif", ".tiff"}
@@ -98,30 +97,18 @@ def _in_tar(path: Path) -> dict[str, Place]:
 
 @dataclass(frozen=True)
 class Files:
-    """Pictures, decoded when first read and kept as uint8."""
+    """Pictures by where they are."""
 
     places: tuple[Place, ...]
     root: Path
     prepare: Prepare
-    workers: int = 2
-    _decoded: dict[int, Tensor] = field(default_factory=dict, repr=False)
     _keys: dict[int, str] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.places)
 
-    def read(self, rows: Sequence[int] | Rows) -> Tensor:
-        wanted = [int(row) for row in rows]
-        new = [row for row in wanted if row not in self._decoded]
-        with ThreadPoolExecutor(self.workers) as pool:  # Pillow decodes outside the lock
-            self._decoded.update(zip(new, pool.map(self.decode, new), strict=True))
-        return torch.stack([self._decoded[row] for row in wanted])
-
     def decode(self, row: int) -> Tensor:
         return self.prepare(open_image(self.places[row]))
-
-    def check(self) -> None:
-        self.read(range(len(self)))
 
     def only(self, rows: Sequence[int]) -> "Files":
         return Files(tuple(self.places[row] for row in rows), self.root, self.prepare)
@@ -150,24 +137,24 @@ class Files:
         return self._keys[row]
 
 
-def readable(source: Source, labels: Rows) -> tuple[Source, Rows]:
+def readable(half: Listing) -> Listing:
     """Without the pictures that cannot be read, and a note of how many those are."""
 
     def fault(row: int) -> str:
         try:
-            source.decode(row)
+            half.source.decode(row)
         except BadInput as error:
             return str(error)
         return ""
 
-    with ThreadPoolExecutor(2) as pool:
-        faults = list(pool.map(fault, range(len(source))))
+    with ThreadPoolExecutor(2) as pool:  # Pillow decodes outside the lock
+        faults = list(pool.map(fault, range(len(half.source))))
     bad = [text for text in faults if text]
     if not bad:
-        return source, labels
+        return half
     warnings.warn(f"{len(bad)} picture(s) are left out; the first: {bad[0]}", stacklevel=3)
     good = [row for row, text in enumerate(faults) if not text]
-    return source.only(good), labels[good]
+    return Listing(half.source.only(good), half.labels[good])
 
 
 def open_image(place: Place) -> Image.Image:

@@ -16,20 +16,20 @@ from pathlib import Path
 import numpy as np
 
 from dosapp.core.chance import chance
-from dosapp.data.base import Dataset, Part, Prompts
+from dosapp.data.base import Listed, Listing, Prompts
 from dosapp.data.files import SUFFIXES, Files, Place, Prepare, Tree, tree, unwrapped
 from dosapp.errors import BadInput
 
 Found = list[tuple[Place, str]]  # picture, class name
 
 
-def own_data(place: Path, prepare: Prepare, prompts: Prompts | None = None) -> Dataset:
+def own_data(place: Path, prepare: Prepare, prompts: Prompts | None = None) -> Listed:
     if not place.exists():
         raise BadInput(f"data '{place}' does not exist; give a folder of class folders or a CSV")
     train, test = found_in(place)
     names = sorted({name for _, name in train} | {name for _, name in test})
     root = place if place.is_dir() else place.parent
-    return Dataset(
+    return Listed(
         name=place.stem,
         classes=tuple(_readable(name) for name in names),
         train=part(train, names, root, prepare),
@@ -50,10 +50,10 @@ def found_in(place: Path) -> tuple[Found, Found]:
     return from_folders(names, place)
 
 
-def part(found: Found, names: list[str], root: Path, prepare: Prepare) -> Part:
+def part(found: Found, names: list[str], root: Path, prepare: Prepare) -> Listing:
     position = {name: n for n, name in enumerate(names)}
     labels = np.array([position[name] for _, name in found], dtype=np.int64)
-    return Part(Files(tuple(place for place, _ in found), root, prepare), labels)
+    return Listing(Files(tuple(place for place, _ in found), root, prepare), labels)
 
 
 def _readable(name: str) -> str:

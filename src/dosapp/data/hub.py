@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 
-from dosapp.data.base import Dataset, Part, Rows
+from dosapp.data.base import Listed, Listing, Rows
 from dosapp.data.files import Prepare, opened
 from dosapp.data.folder import thirds
 from dosapp.data.known import Known
@@ -22,7 +21,7 @@ TEST = ("test", "validation", "valid", "val")
 LABELS = ("label", "labels", "fine_label", "class", "category", "target")
 
 
-def hub_data(name: str, prepare: Prepare) -> Dataset:
+def hub_data(name: str, prepare: Prepare) -> Listed:
     """One of the paper's, from its pinned place; cached by the library."""
     known = Known.named(name)
     parts = []
@@ -35,11 +34,11 @@ def hub_data(name: str, prepare: Prepare) -> Dataset:
         said = known.labels(names, where)  # its own order may be another
         place = np.array([list(known.classes).index(said[name]) for name in names])
         rows = Column.of(table, known.hub["image"], part_of, prepare)
-        parts.append(Part(rows, place[_labels(table, label, range(len(names)), where)]))
+        parts.append(Listing(rows, place[_labels(table, label, range(len(names)), where)]))
     return known.dataset(parts[0], parts[1], known.hub["train"][0])
 
 
-def table_data(where: str, prepare: Prepare) -> Dataset:
+def table_data(where: str, prepare: Prepare) -> Listed:
     """Any table with a column of pictures and one of labels: a hub id, or a folder of Parquet."""
     here = Path(where).exists()
     tables = _loaded(where, f"'{where}' has no table in it" if here else f"'{where}' is not here")
@@ -52,13 +51,13 @@ def table_data(where: str, prepare: Prepare) -> Dataset:
     names = getattr(train.features[label], "names", None)
     values: Sequence[Any] = range(len(names)) if names else _values(train, test, label)
 
-    def part(table: Any, split: str) -> Part:
+    def part(table: Any, split: str) -> Listing:
         labels = _labels(table, label, values, where)
-        return Part(Column.of(table, picture, split, prepare), labels)
+        return Listing(Column.of(table, picture, split, prepare), labels)
 
     classes = tuple(str(name).replace("_", " ") for name in names or values)
     halves = (part(train, "train"), part(test, "test")) if test else _thirds(part(train, "train"))
-    return Dataset(Path(where).name, classes, *halves)
+    return Listed(Path(where).name, classes, *halves)
 
 
 def _values(train: Any, test: Any, label: str) -> list[Any]:
@@ -79,11 +78,11 @@ def _labels(table: Any, label: str, values: Sequence[Any], where: str) -> Rows:
     return np.array([place[value] for value in given], dtype=np.int64)
 
 
-def _thirds(part: Part) -> tuple[Part, Part]:
-    column: Any = part.pictures
+def _thirds(part: Listing) -> tuple[Listing, Listing]:
+    column: Any = part.source
     train, test = thirds([str(label) for label in part.labels])
     asked = replace(column.only(test), split="the test third")
-    return Part(column.only(train), part.labels[train]), Part(asked, part.labels[test])
+    return Listing(column.only(train), part.labels[train]), Listing(asked, part.labels[test])
 
 
 def _loaded(
@@ -131,9 +130,6 @@ class Column:
     def __len__(self) -> int:
         return len(self.table)
 
-    def read(self, rows: Sequence[int] | Rows) -> Tensor:
-        return torch.stack([self.decode(int(row)) for row in rows])
-
     def decode(self, row: int) -> Tensor:
         return self.prepare(opened(lambda: Image.open(io.BytesIO(self._bytes(row))), self._at(row)))
 
@@ -155,5 +151,3 @@ class Column:
 
     def only(self, rows: Sequence[int]) -> "Column":
         return replace(self, table=self.table.select(list(rows)))
-
-    def check(self) -> None: ...

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from dosapp.data.base import Dataset, Part, Prompts
+from dosapp.data.base import Listed, Listing, Prompts
 from dosapp.data.files import Files, Prepare, Tree, tree
 from dosapp.data.folder import found_in, part
 from dosapp.data.releases import RELEASES, plain
@@ -84,7 +84,7 @@ class Known:
                 f"{self.name}"
             )
 
-    def dataset(self, train: Part, test: Part, where: str) -> Dataset:
+    def dataset(self, train: Listing, test: Listing, where: str) -> Listed:
         """Checked against the release, with classes in the order in which they are taught."""
         self._check_stranger(train, test, where)
         for split, have in (("train", train), ("test", test)):
@@ -107,15 +107,15 @@ class Known:
         self._check_list(train, test, where)
         place = {name: n for n, name in enumerate(self.order)}
         taught = np.array([place[name] for name in self.classes])
-        return Dataset(
+        return Listed(
             self.name,
             self.order,
-            Part(train.pictures, taught[train.labels]),
-            Part(test.pictures, taught[test.labels]),
+            Listing(train.source, taught[train.labels]),
+            Listing(test.source, taught[test.labels]),
             Prompts(self.caption, tuple(self.templates)),
         )
 
-    def _check_stranger(self, train: Part, test: Part, where: str) -> None:
+    def _check_stranger(self, train: Listing, test: Listing, where: str) -> None:
         """Numbered folders fit any dataset; a copy we know by its files fits its own."""
         found = file_list(train, test)
         for other in (Known.named(name) for name in KNOWN if name != self.name):
@@ -123,7 +123,7 @@ class Known:
                 if found == copy["files"]:
                     raise BadInput(f"'{where}' is {other.name} ({copy['name']}), not {self.name}")
 
-    def _check_list(self, train: Part, test: Part, where: str) -> None:
+    def _check_list(self, train: Listing, test: Listing, where: str) -> None:
         """Almost a copy we know, or as many pictures but other files: say what differs."""
         files, found = file_list(train, test), class_lists(train, test)
         have = (len(train.labels), len(test.labels))
@@ -152,14 +152,14 @@ class Known:
 SAID = 3  # differences in one sentence
 
 
-def file_list(train: Part, test: Part) -> str:
+def file_list(train: Listing, test: Listing) -> str:
     """A checksum of which files have which labels, whatever folders they are in; empty if the
     pictures are not files."""
     lines = _lines(train, test)
     return _checksum([line for _, line in lines])[:16] if lines else ""
 
 
-def class_lists(train: Part, test: Part) -> list[str]:
+def class_lists(train: Listing, test: Listing) -> list[str]:
     """The same for each class, after its numbers of pictures: `30+20:1f00ba`."""
     lines: dict[int, list[str]] = {}
     for label, line in _lines(train, test):
@@ -168,12 +168,12 @@ def class_lists(train: Part, test: Part) -> list[str]:
     return [f"{taught[n]}+{asked[n]}:{_checksum(lines[n])[:6]}" for n in sorted(lines)]
 
 
-def _lines(train: Part, test: Part) -> list[tuple[int, str]]:
+def _lines(train: Listing, test: Listing) -> list[tuple[int, str]]:
     lines = []
     for split, half in (("train", train), ("test", test)):
-        if not isinstance(half.pictures, Files):
+        if not isinstance(half.source, Files):
             return []
-        names = [Path(place.member or place.path).name for place in half.pictures.places]
+        names = [Path(place.member or place.path).name for place in half.source.places]
         lines += [
             (int(n), f"{split} {n} {name}") for n, name in zip(half.labels, names, strict=True)
         ]
@@ -184,7 +184,7 @@ def _checksum(lines: list[str]) -> str:
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
-def known_data(name: str, place: Path, prepare: Prepare) -> Dataset:
+def known_data(name: str, place: Path, prepare: Prepare) -> Listed:
     """A local copy: `place` itself, or NAME or NAME.tar in it."""
     known = Known.named(name)
     if not place.exists():

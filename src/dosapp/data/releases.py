@@ -12,16 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 
-from dosapp.data.base import Part, Pictures, Rows
+from dosapp.data.base import Listing
 from dosapp.data.files import SUFFIXES, Place, Prepare, Tree
 from dosapp.data.folder import Found, part
 from dosapp.errors import BadInput
 
-Parts = tuple[Part, Part]
+Parts = tuple[Listing, Listing]
 Release = Callable[[Tree, Sequence[str], Prepare], Parts | None]
 
 
@@ -141,14 +140,14 @@ def cifar100(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | N
             raise BadInput(f"'{place}' is not CIFAR-100's binary version; its size is {len(raw)}")
         raw = raw.reshape(-1, 3074)  # coarse label, fine label, pixels
         _check(int(raw[:, 1].max(initial=0)), classes, place)
-        pictures: Pictures = Raw(raw[:, 2:].reshape(-1, 3, 32, 32), Path(str(place)).stem, prepare)
-        parts.append(Part(pictures, raw[:, 1].astype(np.int64)))
+        source = Raw(raw[:, 2:].reshape(-1, 3, 32, 32), Path(str(place)).stem, prepare)
+        parts.append(Listing(source, raw[:, 1].astype(np.int64)))
     return parts[0], parts[1]
 
 
 @dataclass(frozen=True)
 class Raw:
-    """Pictures that were never encoded, `uint8 [N, 3, H, W]`, prepared when they are read."""
+    """Pictures that were never encoded, `uint8 [N, 3, H, W]`, prepared when they are decoded."""
 
     pixels: np.ndarray
     title: str
@@ -156,9 +155,6 @@ class Raw:
 
     def __len__(self) -> int:
         return len(self.pixels)
-
-    def read(self, rows: Sequence[int] | Rows) -> Tensor:
-        return torch.stack([self.decode(int(row)) for row in rows])
 
     def decode(self, row: int) -> Tensor:
         return self.prepare(Image.fromarray(self.pixels[row].transpose(1, 2, 0)))
@@ -172,8 +168,6 @@ class Raw:
 
     def only(self, rows: Sequence[int]) -> "Raw":
         return replace(self, pixels=self.pixels[list(rows)])
-
-    def check(self) -> None: ...
 
 
 RELEASES: Mapping[str, Release] = {

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -367,6 +366,6 @@ def canary_in(place: Path, uploads: Uploads) -> Canary:
     train, test = found_in(place)
     found = train + test
     names = sorted({name for _, name in found})
-    pictures = part(found, names, place, uploads.prepare)
-    labels = [names[n].replace("_", " ") for n in pictures.labels]
-    return Canary(pictures.pictures.read(np.arange(len(labels))), labels)
+    listing = part(found, names, place, uploads.prepare)
+    pictures = torch.stack([listing.source.decode(row) for row in range(len(found))])
+    return Canary(pictures, [names[n].replace("_", " ") for n in listing.labels])
