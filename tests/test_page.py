@@ -53,6 +53,20 @@ def test_the_page_has_no_errors_and_its_table_sorts(folder) -> None:
     assert said == []
 
 
+def test_datasets_have_figures_of_their_own(tmp_path) -> None:
+    found = results([ROOT / "results" / "real-small"])
+    few = [r for r in found if r.label in ("FLYP", "SPU + D^u", "DoSAPP")]
+    table = write_report(few, tmp_path, "Two")
+    assert [row.data for row in table] == ["cifar100"] * 3 + ["gtsrb"] * 3
+    assert [row.name for row in table][:2] == ["FLYP, cifar100", "SPU + D^u, cifar100"]
+    for data in ("cifar100", "gtsrb"):
+        assert (tmp_path / f"accuracy-{data}.png").stat().st_size > 3000
+        assert (
+            f"Accuracy on everything seen so far, {data}" in (tmp_path / "report.html").read_text()
+        )
+    assert not (tmp_path / "accuracy.png").exists()
+
+
 def test_every_figure_comes_as_png_svg_and_pdf(folder) -> None:
     for name in ("accuracy", "forgetting", "stream", "plane", "labels"):
         for suffix in ("png", "svg", "pdf"):

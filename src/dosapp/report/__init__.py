@@ -1,6 +1,8 @@
 """Result files → tables, figures and one page that works offline."""
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dosapp.errors import BadInput
@@ -36,7 +38,7 @@ def write_report(
     against: str | None = None,
     columns: Mapping[str, str] = COLUMNS,
 ) -> list[Row]:
-    """`report.md`, `.csv`, `.tex` and `.html`, and each figure as PNG, SVG and PDF."""
+    """`report.md`, `.csv`, `.tex` and `.html`, and each dataset's figures as PNG, SVG and PDF."""
     try:
         import jinja2
         import matplotlib.pyplot as plt
@@ -49,11 +51,15 @@ def write_report(
     table = rows(results)
     differences = [] if against is None else [paired(table, against)]
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = []
-    for name, figure in figures.figures(table).items():
-        figures.write(figure, folder, name)
-        pictures.append((CAPTIONS[name], figures.inline_svg(figure)))
-        plt.close(figure)
+    pictures, sets = [], list(dict.fromkeys(row.data for row in table))
+    for data in sets:  # what is learned from other pictures has no place in the same figure
+        mine = [replace(row, several=False) for row in table if row.data == data]
+        ending = "-" + re.sub(r"[^\w+]+", "-", data) if len(sets) > 1 else ""
+        said = f", {data}" if len(sets) > 1 else ""
+        for name, figure in figures.figures(mine).items():
+            figures.write(figure, folder, name + ending)
+            pictures.append((CAPTIONS[name] + said, figures.inline_svg(figure)))
+            plt.close(figure)
     page = jinja2.Template((Path(__file__).parent / "page.html.j2").read_text(), autoescape=True)
     html = page.render(
         title=title,

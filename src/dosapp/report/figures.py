@@ -91,7 +91,9 @@ def forgetting_maps(rows: Sequence[Row]) -> Figure:
             for boundary in row.results[0].stream["boundaries"]:
                 axes.axvline(boundary - 0.5, color="black", lw=1)
                 axes.axhline(boundary - 1.5, color="black", lw=1)
-        figure.colorbar(picture, ax=list(grid.flat), label="forgotten, points", shrink=0.8)
+        figure.colorbar(
+            picture, ax=list(grid.flat), label="forgotten, points", shrink=min(0.8, 2 / down)
+        )
     return figure
 
 

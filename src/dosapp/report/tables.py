@@ -61,12 +61,14 @@ class Row:
 
 
 def rows(results: Iterable[Result]) -> list[Row]:
-    """One row per thing compared, its seeds together, in order of appearance.
+    """One row per thing compared, its seeds together, in order of appearance, set by set.
 
     Runs that would share a name but not their settings are told apart by what differs; those that
     share both, but not their key, saw other data or weights, and no table can hold the two.
     """
     results = list(results)
+    sets = list(dict.fromkeys(result.stream["name"] for result in results))
+    results.sort(key=lambda result: sets.index(result.stream["name"]))
     same_definitions(results)
     groups: dict[str, dict[int, Result]] = {}
     for result in results:
@@ -93,7 +95,7 @@ def rows(results: Iterable[Result]) -> list[Row]:
             ),
             first.stream["name"],
             tuple(group[seed] for seed in sorted(group)),
-            several=len({f.stream["name"] for f in firsts}) > 1,
+            several=len(sets) > 1,
         )
         for first, group in zip(firsts, groups.values(), strict=True)
     ]
