@@ -457,6 +457,19 @@ class TestHistory:
         again.save(folder)
         assert [v.number for v in again.history(folder).versions()] == [1, 2, 3, 4, 5, 6]
 
+    def test_nor_is_a_single_version_written_over(self, taught, tmp_path) -> None:
+        learner, _ = taught
+        learner.save(tmp_path / "y", "taught")
+        (tmp_path / "y" / "working.safetensors").unlink()
+        learner.save(tmp_path / "y", "again")
+        reasons = [v.reason for v in learner.history(tmp_path / "y").versions()]
+        assert reasons == ["taught", "again"]
+
+    def test_a_place_that_cannot_be_written_is_a_sentence(self, taught, tmp_path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(BadInput, match="cannot write"):
+            taught[0].save(tmp_path / "file" / "x")
+
     @pytest.mark.parametrize("file", ["versions/000005.safetensors", "working.safetensors"])
     def test_a_torn_record_does_not_keep_from_the_versions_before_it(self, kept, file) -> None:
         learner, folder = kept

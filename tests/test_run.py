@@ -15,7 +15,7 @@ from dosapp.errors import BadInput
 from dosapp.learner import Learner
 from dosapp.plan import plan
 from dosapp.result import Result
-from dosapp.run import EVERY, run
+from dosapp.run import EVERY, Watch, run
 from dosapp.storage import locked
 from dosapp.store import Store, results
 from killed import LONG
@@ -226,3 +226,20 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(uninterrupted, tmp_pat
     result = Result.read(folder)
     assert result.weights == uninterrupted.weights
     assert result.matrices == uninterrupted.matrices
+
+
+def test_a_run_whose_checkpoint_is_lost_begins_again(small, tmp_path) -> None:
+    class Killed(Exception): ...
+
+    class Stop(Watch):
+        def measured(self, session: int, row: list[float]) -> None:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(small(), tmp_path / "x", watch=Stop())
+    (tmp_path / "x" / "learner" / "working.safetensors").unlink()
+    with pytest.warns(UserWarning, match="does not exist; the run begins again"):
+        again = run(small(), tmp_path / "x", resume=True)
+    assert again.weights == run(small(), tmp_path / "y").weights
+    aside = [p.name for p in (tmp_path / "x" / "learner" / "versions").glob("*.damaged")]
+    assert aside == ["000001.safetensors.damaged"]

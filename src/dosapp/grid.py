@@ -220,7 +220,8 @@ def compute(settings: RunSettings, folder: Path, keep: bool) -> Outcome:
             shutil.rmtree(place / "learner", ignore_errors=True)
         return Outcome(settings, result)
     except Exception as error:
-        write_bytes(place / "error.log", traceback.format_exc().encode())
         ours = isinstance(error, BadInput)
+        if place.exists() or not ours:  # a user's mistake before there is a run needs no log
+            write_bytes(place / "error.log", traceback.format_exc().encode())
         said = str(error) if ours else f"{type(error).__name__}: {error} (log: {place}/error.log)"
         return Outcome(settings, None, said)

@@ -88,9 +88,8 @@ class History:
         self.torn = False  # something after the head cannot be read
 
     def exists(self) -> bool:
-        """A first version without a checkpoint was never acknowledged, and is written again; later
-        ones have had one, so without it something is lost, not new."""
-        return self._working.exists() or max(self._files(), default=0) > 1
+        """Whether anything was ever written here, even if its checkpoint is gone."""
+        return self._working.exists() or bool(self._files())
 
     @property
     def _working(self) -> Path:
@@ -172,6 +171,11 @@ class History:
         self._head, self.torn = self._replayed(number), True
         return number, State(self._head[2], dict(self._described(number).facts))
 
+    def begin_again(self) -> None:
+        """For whoever cannot go on without the checkpoint: all versions are set aside."""
+        self._head, self.torn = (0, "", {}), True
+        self._set_aside()
+
     def _set_aside(self) -> None:
         if self.torn and self._head is not None:
             for number in self._files():
@@ -205,6 +209,8 @@ class History:
             try:
                 found.append(self._described(number))
             except Damaged as error:
+                if not self._file(number).exists():  # dropped since we looked
+                    continue
                 warnings.warn(f"{error}; it is left out, and what stands on it", stacklevel=2)
                 break
         return found

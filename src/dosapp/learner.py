@@ -28,7 +28,16 @@ from dosapp.memory import Memory
 from dosapp.methods import build
 from dosapp.methods.base import Batch, Guess, Method
 from dosapp.settings import LearnerSettings
-from dosapp.storage import Damaged, State, checksum, locked, read_json, under, write_json
+from dosapp.storage import (
+    Damaged,
+    State,
+    checksum,
+    locked,
+    made,
+    read_json,
+    under,
+    write_json,
+)
 from dosapp.streams import Session
 from dosapp.student import Selection, Student
 
@@ -430,8 +439,7 @@ class Learner:
         """Add a version to the folder, and the working checkpoint that goes with it."""
         folder = Path(folder)
         self._check_own(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder):
+        with locked(made(folder)):
             self.describe(folder)
             self._keep(self.history(folder), reason)
 

@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import platform
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -37,7 +38,7 @@ from dosapp.peak import forget_peak, peak
 from dosapp.plan import Plan, label, plan
 from dosapp.result import Result, cells
 from dosapp.settings import RunSettings
-from dosapp.storage import locked, read_json, write_json
+from dosapp.storage import Damaged, locked, read_json, write_json
 
 EVERY = 50  # steps between checkpoints: what a kill can cost
 
@@ -140,14 +141,11 @@ class Experiment:
         self.progress = Progress()
 
     def finish(self) -> Result:
-        progress, sessions = self.progress, len(self.stream.groups)
-        if self.history.exists():
-            state, working = self.history.resume()
-            self.learner.restore(state, working)
-            progress = self.progress = Progress(**working.facts["progress"])
-        else:
+        sessions = len(self.stream.groups)
+        if not self._resumed():
             self.learner.describe(self.folder / "learner")
             self._before_all()
+        progress = self.progress
         self.watch.begin(label(self.settings), sessions)
         while progress.session < sessions:
             if progress.phase == "learn":
@@ -157,6 +155,20 @@ class Experiment:
         result = self.result()
         result.write(self.folder)
         return result
+
+    def _resumed(self) -> bool:
+        """Go on from the checkpoint, if there is one. Versions alone do not say where a run was."""
+        if not self.history.exists():
+            return False
+        try:
+            state, working = self.history.resume()
+        except Damaged as error:
+            warnings.warn(f"{error}; the run begins again", stacklevel=2)
+            self.history.begin_again()
+            return False
+        self.learner.restore(state, working)
+        self.progress = Progress(**working.facts["progress"])
+        return True
 
     def _learn(self, t: int) -> None:
         progress, session = self.progress, self.stream.session(t)

@@ -49,6 +49,15 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise unwritable(path, error) from error
 
 
+def made(folder: Path) -> Path:
+    """The folder, which is there now."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    return folder
+
+
 def unwritable(path: Path, error: OSError) -> BadInput:
     if error.errno == errno.ENOSPC:
         return BadInput(f"the disk of '{path}' is full; free some space, nothing was changed")
@@ -66,7 +75,11 @@ def _flush_folder(folder: Path) -> None:
 @contextmanager
 def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     """One writer per folder; the lock is the system's, so it ends with the process."""
-    with (folder / ".lock").open("w") as file:
+    try:
+        file = (folder / ".lock").open("w")
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
