@@ -355,6 +355,8 @@ class TimeLedger(Ledger):
         except BadInput as error:
             self.unread.append(str(error))
             found = None
+        if found and "tasks" not in found and not self.scale.data:
+            found = None  # from before what was learned was written down: it cannot be compared
         return found or {"seconds": {}}
 
     def times(self) -> list[dict[str, Any]]:
@@ -431,6 +433,20 @@ class TimeLedger(Ledger):
                 f"- backbone {first['backbone']}, streams {streams}, "
                 f"{first['machine']}, {first['finished']}"
             )
+
+
+def lost(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> int:
+    """Cells that were filled in the facts of some ledgers, and are not any more."""
+
+    def filled(books: Sequence[Mapping[str, Any]]) -> set[tuple[Any, ...]]:
+        return {
+            (book["table"], cell["row"], cell.get("data"), cell.get("metric"))
+            for book in books
+            for cell in book.get("cells", book.get("rows", []))
+            if cell["ours"] is not None
+        }
+
+    return len(filled(old) - filled(new))
 
 
 def opened(names: Sequence[str], scale: Scale, folder: Path, measure: bool = False) -> list[Ledger]:

@@ -156,10 +156,10 @@ def reproduce(
 
     from dosapp.grid import Outcome
     from dosapp.grid import grid as compute
-    from dosapp.ledger import opened
+    from dosapp.ledger import lost, opened
     from dosapp.progress import many
     from dosapp.reproduce import Scale, command, runs, table, tables, timed
-    from dosapp.storage import write_bytes, write_json
+    from dosapp.storage import read_json, write_bytes, write_json
     from dosapp.timing import estimate
 
     if listed or name is None:
@@ -196,22 +196,25 @@ def reproduce(
     found = opened(names, size, folder, not ledger)
     text = "\n".join(book.markdown() for book in found)
     place = folder / f"ledger-{scale}{'' if name == 'all' else '-' + name}"
-    unread = [reason for book in found for reason in book.unread]
-    if unread and place.with_suffix(".json").exists():
-        raise BadInput(f"{place}.md stays as it is, since results cannot be looked up: {unread[0]}")
-    write_json(place.with_suffix(".json"), [book.facts() for book in found])
-    write_bytes(place.with_suffix(".md"), text.encode())
+    facts, listing = [book.facts() for book in found], place.with_suffix(".json")
+    gone = lost(read_json(listing), facts) if listing.exists() else 0
+    if not gone:
+        write_json(listing, facts)
+        write_bytes(place.with_suffix(".md"), text.encode())
     for book in found:
         book.draw(folder / f"{book.table.name}-{scale}")
         for reason in dict.fromkeys([*book.reasons, *book.unread]):
             err.print(f"note: {reason}")
-    if as_json:
-        print(json.dumps([book.facts() for book in found]))
-    else:
-        print(text)
-        out.print(f"wrote {place}.md and .json")
+    print(json.dumps(facts) if as_json else text)
     if failed:
         raise BadInput(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
+    if gone:
+        raise BadInput(
+            f"{listing} stays as it is, since {gone} of its cells would be empty now; "
+            "give the data and settings it was made with, or another --out"
+        )
+    if not as_json:
+        out.print(f"wrote {place}.md and .json")
 
 
 def _costs(cost: "Estimate") -> str:
