@@ -240,3 +240,9 @@ def test_a_report_names_all_that_its_results_do_not_share() -> None:
         "pets: 2 classes in 1 sessions, signs: 2 classes in 1 sessions; after each"
     )
     assert provenance([one, two]) == ("backbone x (f) / backbone y (g), dosapp 1, torch 2, m / n")
+
+
+def test_a_seed_whose_gate_let_nothing_through_has_no_share_of_right_labels() -> None:
+    open_, shut = made("A", 0, 50.0, 1.0), made("A", 1, 50.0, 1.0)
+    shut = shut.model_copy(update={"pseudo_labels": [None], "disagreement": [None]})
+    assert "| A | 80.0 | 2.0 | 0.50 ± 0.00 |" in on_the_stream(rows([open_, shut]))

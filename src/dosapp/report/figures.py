@@ -190,8 +190,8 @@ def labels_right(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | 
         for row in rows:
             lines = np.array([r.pseudo_labels for r in row.results], dtype=float)
             x = np.arange(1, lines.shape[1] + 1)
-            axes.plot(x, lines.mean(axis=0), "o-", ms=4, color=colour_of[row.name],
-                      label=title(row))  # fmt: skip
+            mean = np.ma.masked_invalid(lines).mean(axis=0)  # a gate may let nothing through
+            axes.plot(x, mean, "o-", ms=4, color=colour_of[row.name], label=title(row))
         axes.set(xlabel="session", ylabel="labels that were right, %")
         axes.xaxis.get_major_locator().set_params(integer=True)
         _legend(axes, rows)

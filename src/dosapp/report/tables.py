@@ -217,19 +217,24 @@ def on_the_stream(table: Sequence[Row]) -> str:
             continue
         per_seed = [
             (
-                np.mean([x for x in r.pseudo_labels if x is not None]),
-                np.mean([x for x in r.disagreement if x is not None]),
-                np.mean(r.distance["stream"]),
+                _mean(r.pseudo_labels),
+                _mean(r.disagreement),
+                _mean(r.distance["stream"]),
                 r.metrics["control_kept"],
             )
             for r in row.results
         ]
         cells = [
-            _spread([float(v) for v in values if v is not None])
-            for values in zip(*per_seed, strict=True)
+            _spread([v for v in values if v is not None]) for values in zip(*per_seed, strict=True)
         ]
         lines.append([row.name, *cells, str(len(row.results))])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Of what was measured; nothing if nothing was."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _spread(values: list[float], sign: str = "", digits: int | None = None) -> str:
