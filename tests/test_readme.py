@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from PIL import Image
@@ -18,7 +19,7 @@ from conftest import shared_only
 from dosapp import Client, methods
 from dosapp.grid import rows_of, runs_in
 from dosapp.ledger import opened
-from dosapp.metrics import DEFINITIONS
+from dosapp.metrics import DEFINITIONS, OF_R, previous_tasks
 from dosapp.report import speed
 from dosapp.report.tables import (
     COLUMNS,
@@ -148,6 +149,22 @@ def test_committed_results_are_whole_and_of_this_format() -> None:
     files = sorted((ROOT / "results").rglob("result.json"))
     for file in files:
         assert Result.read(file).key == file.parent.name
+
+
+@pytest.mark.parametrize("store", ["foundation", "mitigations", "probe", "real-small", "tiny"])
+def test_committed_numbers_are_those_of_their_matrices(store) -> None:
+    """By today's formulas: a definition cannot change and leave old numbers behind."""
+    for result in results([ROOT / "results" / store]):
+        R = np.array(result.R, dtype=float)
+        for name, formula in OF_R.items():
+            assert result.metrics[name] == pytest.approx(number(formula(R))), name
+        for when, said in result.previous_tasks.items():
+            measured = np.array(result.matrices[result.evaluated][when], dtype=float)
+            assert said == pytest.approx(previous_tasks(measured))
+
+
+def number(value: float) -> float | None:
+    return None if np.isnan(value) else value
 
 
 def test_the_tables_in_the_docs_are_the_reports() -> None:
