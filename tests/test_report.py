@@ -223,6 +223,34 @@ class TestPictures:
         assert labels == ["2", "3"]
 
 
+class TestMoreRowsThanLinesCanTellApart:
+    @pytest.fixture
+    def many(self):
+        learners = [made(f"L{n:02}", 0, 60.0 + n, 10.0, memory=50 * (n == 3)) for n in range(16)]
+        return rows([*learners, made("zero-shot", 0, 40.0, 5.0), made("Joint", 0, 90.0, None)])
+
+    def test_they_become_a_sheet_with_the_best_at_the_end_first(self, many) -> None:
+        from dosapp.report.figures import colours, curves
+
+        [axes] = curves(many, colours(many)).axes
+        names = [tick.get_text() for tick in axes.get_yticklabels()]
+        assert (names[:2], names[-1]) == (["Joint", "L15"], "zero-shot")
+        assert [text.get_text() for text in axes.texts][:2] == ["90.0", "75.0"]
+        assert not axes.lines
+
+    def test_a_ranking_shows_where_learning_nothing_and_all_at_once_end(self, many) -> None:
+        from dosapp.report.figures import OTHER, colours, plane
+
+        accuracy, forgetting = plane(many, colours(many)).axes
+        names = [tick.get_text() for tick in accuracy.get_yticklabels()]
+        assert names == [f"L{n:02}" for n in range(16)]  # the bounds are lines
+        assert [text.get_text() for text in accuracy.texts] == ["zero-shot", "Joint"]
+        marks = [one.lines[0] for one in forgetting.containers]
+        hollow = [n for n, mark in enumerate(marks) if mark.get_markerfacecolor() == "white"]
+        assert hollow == [3]
+        assert {mark.get_color() for mark in marks} == {OTHER}
+
+
 def test_names_are_safe_in_latex() -> None:
     assert tex("SPU + D^u (a_b=50%)") == r"SPU + $D^u$ (a\_b=50\%)"
     assert tex("{x}^2~$") == r"\{x\}\textasciicircum{}2\textasciitilde{}\$"

@@ -12,15 +12,19 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from dosapp.report.sweeps import sweeps
 from dosapp.report.tables import Row
 
+Values = NDArray[np.float64]
+
 # Okabe and Ito's palette. What every figure shows keeps its colour in all of them.
 PALETTE = ["#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#8c6d31", "#7b4173", "#bdbd22"]
-OURS, TUNED, BOUND = "#0072B2", "#D55E00", "#6b6b6b"
+OURS, TUNED, BOUND, OTHER = "#0072B2", "#D55E00", "#6b6b6b", "#404040"
 KNOWN = {"DoSAPP": OURS, "FLYP": TUNED, "zero-shot": BOUND, "Joint": BOUND}
 SYMBOLS = {"gamma": "γ", "lam": "λ", "delta": "δ", "sparsity": "sparsity c"}
+LEGIBLE = 14  # rows that lines and names in one picture can tell apart
 STYLE = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -32,6 +36,9 @@ STYLE = {
 
 
 def colours(rows: Sequence[Row]) -> dict[str, str]:
+    """A colour each, as long as they can be told apart; then ours, and the others."""
+    if len(rows) > LEGIBLE:
+        return {row.name: OURS if row.label.startswith("DoSAPP") else OTHER for row in rows}
     others = [row.name for row in rows if row.label not in KNOWN]
     free = {name: PALETTE[n % len(PALETTE)] for n, name in enumerate(others)}
     return {row.name: KNOWN.get(row.label, free.get(row.name, BOUND)) for row in rows}
@@ -41,14 +48,24 @@ def title(row: Row) -> str:
     return row.name.replace("D^u", "$D^u$")
 
 
+SO_FAR = "accuracy on the tasks seen so far, %"
+
+
+def _known(row: Row) -> Values:
+    """Seeds × sessions: mean accuracy over the tasks seen so far."""
+    return np.array([np.nanmean(r.matrix, axis=1) for r in row.results])
+
+
 def curves(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure:
     """Mean accuracy over the tasks seen so far, after every session, with a band over seeds."""
+    if len(rows) > LEGIBLE:
+        return _sheet(rows, [_known(row).mean(axis=0) for row in rows], SO_FAR)
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
         rounds = {row.name: n // len(PALETTE) for n, row in enumerate(rows)}  # colours come again
         dashes = {name: ["-", "--", "-.", ":"][n % 4] for name, n in rounds.items()}
         for row in rows:
-            lines = np.array([np.nanmean(r.matrix, axis=1) for r in row.results])
+            lines = _known(row)
             colour, ours = colour_of[row.name], row.label == "DoSAPP"
             if lines.shape[1] == 1:  # joint training: one session, drawn as a level
                 axes.axhline(lines.mean(), color=colour, ls=":", label=title(row))
@@ -59,7 +76,7 @@ def curves(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure:
             if len(lines) > 1:
                 spread = lines.std(axis=0, ddof=1)
                 axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, lw=0)
-        axes.set(xlabel="session", ylabel="accuracy on the tasks seen so far, %")
+        axes.set(xlabel="session", ylabel=SO_FAR)
         axes.xaxis.get_major_locator().set_params(integer=True)
         _legend(axes, rows)
     return figure
@@ -68,11 +85,16 @@ def curves(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure:
 def forgetting_maps(rows: Sequence[Row]) -> Figure:
     """F[t, i] = R[i, i] - R[t, i], mean over seeds; blue is forgotten less than nothing."""
     rows = [row for row in rows if len(row.results[0].R) > 1]
-    across = min(3, len(rows))
+    many = len(rows) > LEGIBLE
+    across, side = min(6 if many else 3, len(rows)), 2.0 if many else 3.0
     down = -(-len(rows) // across)
     with plt.rc_context(STYLE | {"axes.grid": False}):
         figure, grid = plt.subplots(
-            down, across, figsize=(3.1 * across, 2.9 * down), layout="constrained", squeeze=False
+            down,
+            across,
+            figsize=(1.04 * side * across, side * down),
+            layout="constrained",
+            squeeze=False,
         )
         maps = [
             np.mean([np.array(r.forgetting_matrix, dtype=float)[1:, :-1] for r in row.results], 0)
@@ -106,29 +128,67 @@ def before_after(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | 
     ]
     if not rows:
         return None
+    if len(rows) > LEGIBLE // 2:  # two lines each
+        gains = [_earlier(row, "after") - _earlier(row, "before") for row in rows]
+        return _sheet(
+            rows, gains, "accuracy on earlier tasks, points won on the stream", signed=True
+        )
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
         for row in rows:
             for when, style in (("before", "--"), ("after", "-")):
-                lines = np.array([r.previous_tasks[when] for r in row.results], dtype=float)
-                x, mean = np.arange(1, lines.shape[1] + 1), lines.mean(axis=0)
-                axes.plot(x, mean, style, color=colour_of[row.name], label=f"{title(row)}, {when}")
+                mean = _earlier(row, when)
+                x, label = np.arange(1, len(mean) + 1), f"{title(row)}, {when}"
+                axes.plot(x, mean, style, color=colour_of[row.name], label=label)
         axes.set(xlabel="session", ylabel="accuracy on earlier tasks, %")
         axes.xaxis.get_major_locator().set_params(integer=True)
         _legend(axes, rows)
     return figure
 
 
-LEGIBLE = 14  # names that fit into a plane
+def _earlier(row: Row, when: str) -> Values:
+    """Accuracy on the tasks before each session, mean over seeds."""
+    return np.mean([np.array(r.previous_tasks[when], dtype=float) for r in row.results], axis=0)
+
+
+def _sheet(rows: Sequence[Row], lines: Sequence[Values], head: str, signed: bool = False) -> Figure:
+    """Rows × sessions as coloured numbers, best at the end first: for more rows than lines can
+    tell apart. A row of one session (joint training) stands under the last."""
+    sessions = max(map(len, lines))
+    order = sorted(range(len(rows)), key=lambda n: -np.nan_to_num(lines[n][-1]))
+    values = np.full((len(rows), sessions), np.nan)
+    for place, n in enumerate(order):
+        values[place, -len(lines[n]) :] = lines[n]
+    far = float(np.nanmax(np.abs(values)))
+    span = {"vmin": -far, "vmax": far, "cmap": "RdBu"} if signed else {"cmap": "Blues"}
+    with plt.rc_context(STYLE | {"axes.grid": False}):
+        size = (max(3.6, 2.0 + 0.52 * sessions), 1 + 0.2 * len(rows))
+        figure, axes = plt.subplots(figsize=size, layout="constrained")
+        picture = axes.imshow(values, aspect="auto", **span)
+        for (y, x), value in np.ndenumerate(values):
+            if np.isfinite(value):
+                shade = picture.norm(value)
+                dark = abs(shade - 0.5) > 0.3 if signed else shade > 0.6
+                ink = "white" if dark else "black"
+                text = f"{value:+.1f}" if signed else f"{value:.1f}"
+                axes.text(x, y, text, ha="center", va="center", size=6, color=ink)
+        axes.set_xticks(range(sessions), range(1, sessions + 1), size=8)
+        axes.set_yticks(range(len(rows)), [title(rows[n]) for n in order], size=7)
+        for tick, n in zip(axes.get_yticklabels(), order, strict=True):
+            tick.set_color(OURS if rows[n].label.startswith("DoSAPP") else OTHER)
+        axes.set_xlabel("session")
+        axes.set_title(head, size=9, loc="left")
+    return figure
 
 
 def plane(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | None:
     """Accuracy at the end against forgetting; the best corner is the upper left."""
-    rows = [row for row in rows if row.values("forgetting") and row.label != "zero-shot"]
+    bounds = [row for row in rows if row.label in ("zero-shot", "Joint")]
+    rows = [row for row in rows if row.values("forgetting") and row not in bounds]
     if len(rows) < 2:
         return None
     if len(rows) > LEGIBLE:
-        return _ranked(rows, colour_of)
+        return _ranked(rows, bounds, colour_of)
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7.2, 5.4), layout="constrained")
         points = []
@@ -159,22 +219,34 @@ def plane(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | None:
     return figure
 
 
-def _ranked(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure:
-    """The same two numbers for more rows than a plane can name, best accuracy first."""
+def _ranked(rows: Sequence[Row], bounds: Sequence[Row], colour_of: Mapping[str, str]) -> Figure:
+    """The same two numbers for more rows than a plane can name, best accuracy first:
+    rows that keep pictures hollow, and dotted where learning nothing, or all at once, ends."""
     rows = sorted(rows, key=lambda row: float(np.mean(row.values("accuracy"))))
     with plt.rc_context(STYLE):
         figure, pair = plt.subplots(
-            1, 2, figsize=(7.2, 1 + 0.2 * len(rows)), layout="constrained", sharey=True
+            1, 2, figsize=(7.2, 1.2 + 0.2 * len(rows)), layout="constrained", sharey=True
         )
         heads = {"accuracy": "accuracy at the end, %", "forgetting": "forgotten, points"}
         for axes, (metric, head) in zip(pair, heads.items(), strict=True):
             for n, row in enumerate(rows):
                 x = np.array(row.values(metric))
                 spread = {"xerr": x.std(ddof=1)} if len(x) > 1 else {}
-                axes.errorbar(
-                    x.mean(), n, fmt="o", ms=4, color=colour_of[row.name], elinewidth=0.6, **spread
-                )
+                fill = {"mfc": "white"} if row.results[0].settings["memory"] else {}
+                axes.errorbar(x.mean(), n, fmt="o", ms=4, color=colour_of[row.name], elinewidth=0.8,
+                              **spread, **fill)  # fmt: skip
             axes.set(xlabel=head)
+        for bound in bounds:
+            level = float(np.mean(bound.values("accuracy")))
+            pair[0].axvline(level, color=BOUND, ls=":", lw=1)
+            pair[0].annotate(bound.label, (level, 1), xycoords=("data", "axes fraction"),
+                             xytext=(0, 3), textcoords="offset points",
+                             ha="center", size=7, color=BOUND)  # fmt: skip
+        look = {"marker": "o", "ls": "", "ms": 4, "color": OTHER}
+        hollow = pair[1].plot([], [], mfc="white", label="keeps pictures", **look)
+        if any(row.results[0].settings["memory"] for row in rows):
+            above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderpad": 0}
+            pair[1].legend(handles=hollow, frameon=False, fontsize=7, **above)
         pair[0].set_ylim(-0.7, len(rows) - 0.3)
         pair[0].set_yticks(range(len(rows)), [title(row) for row in rows], size=7)
     return figure
@@ -185,14 +257,18 @@ def labels_right(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | 
     rows = [row for row in rows if any(x is not None for x in row.results[0].pseudo_labels)]
     if not rows:
         return None
+    seeds = [np.array([r.pseudo_labels for r in row.results], dtype=float) for row in rows]
+    # A gate may let nothing through.
+    means = [np.ma.masked_invalid(lines).mean(axis=0).filled(np.nan) for lines in seeds]
+    head = "labels that were right, %"
+    if len(rows) > LEGIBLE // 2:  # they lie close together
+        return _sheet(rows, means, head)
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
-        for row in rows:
-            lines = np.array([r.pseudo_labels for r in row.results], dtype=float)
-            x = np.arange(1, lines.shape[1] + 1)
-            mean = np.ma.masked_invalid(lines).mean(axis=0)  # a gate may let nothing through
+        for row, mean in zip(rows, means, strict=True):
+            x = np.arange(1, len(mean) + 1)
             axes.plot(x, mean, "o-", ms=4, color=colour_of[row.name], label=title(row))
-        axes.set(xlabel="session", ylabel="labels that were right, %")
+        axes.set(xlabel="session", ylabel=head)
         axes.xaxis.get_major_locator().set_params(integer=True)
         _legend(axes, rows)
     return figure
@@ -213,6 +289,7 @@ def costs(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | None:
             values = [float(row.mean(metric) or 0) for row in rows]
             axes.barh(names, values, color=[colour_of[row.name] for row in rows])
             axes.set(xlabel=words)
+        pair[0].margins(y=0.01)
         pair[0].invert_yaxis()
         pair[0].tick_params(axis="y", labelsize=8)
     return figure
