@@ -1,5 +1,7 @@
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,9 @@ torch.set_num_threads(1)
 
 SHARED = Path(__file__).parents[2] / "shared"
 shared_only = pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
 
 # Small enough for a second, large enough for two sessions with three classes each.
 SMALL = {
@@ -54,3 +59,14 @@ def pupil(small):
         return small(**changes).learner()
 
     return make
+
+
+@pytest.fixture(scope="module")  # no longer: its event loop would be in the way of others
+def browser() -> Iterator[object]:
+    """Chromium, driven by Playwright."""
+    api = pytest.importorskip("playwright.sync_api")
+    api.expect.set_options(timeout=30_000)  # the machine may be busy
+    with api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()

@@ -1,17 +1,15 @@
 """The report's page in a real browser."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
+from conftest import in_a_browser
 from dosapp.report import write_report
 from dosapp.report.tables import WITH_COSTS, comma_separated, latex, rows
 from dosapp.store import results
 
 ROOT = Path(__file__).parents[1]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
 
 
 @pytest.fixture(scope="module")
@@ -22,34 +20,31 @@ def folder(tmp_path_factory) -> Path:
 
 
 @in_a_browser
-def test_the_page_has_no_errors_and_its_table_sorts(folder) -> None:
-    api = pytest.importorskip("playwright.sync_api")
+def test_the_page_has_no_errors_and_its_table_sorts(folder, browser) -> None:
     said: list[str] = []
-    with api.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda asked: said.append(asked.url) if "file:" not in asked.url else 0)
-        page.goto(f"file://{folder}/report.html")
+    page = browser.new_page()
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda asked: said.append(asked.url) if "file:" not in asked.url else 0)
+    page.goto(f"file://{folder}/report.html")
 
-        def column(n: int) -> list[str]:
-            return page.locator(f"tbody tr td:nth-child({n + 1})").all_inner_texts()
+    def column(n: int) -> list[str]:
+        return page.locator(f"tbody tr td:nth-child({n + 1})").all_inner_texts()
 
-        before = column(0)
-        page.get_by_role("button", name="Acc").click()
-        best_first = [float(text.split(" ")[0]) for text in column(1)]
-        assert best_first == sorted(best_first, reverse=True)
-        page.get_by_role("button", name="Acc").click()
-        assert [float(text.split(" ")[0]) for text in column(1)] == best_first[::-1]
-        page.get_by_role("button", name="F ↓").click()
-        assert column(2)[-1] == "–"  # joint training has no forgetting
-        page.get_by_role("button", name="method").click()
-        assert column(0) == sorted(before, key=str.lower)
-        pictures = page.locator("figure svg")
-        assert pictures.count() >= 5
-        assert all(pictures.nth(n).bounding_box()["height"] > 100 for n in range(pictures.count()))
-        browser.close()
+    before = column(0)
+    page.get_by_role("button", name="Acc").click()
+    best_first = [float(text.split(" ")[0]) for text in column(1)]
+    assert best_first == sorted(best_first, reverse=True)
+    page.get_by_role("button", name="Acc").click()
+    assert [float(text.split(" ")[0]) for text in column(1)] == best_first[::-1]
+    page.get_by_role("button", name="F ↓").click()
+    assert column(2)[-1] == "–"  # joint training has no forgetting
+    page.get_by_role("button", name="method").click()
+    assert column(0) == sorted(before, key=str.lower)
+    pictures = page.locator("figure svg")
+    assert pictures.count() >= 5
+    assert all(pictures.nth(n).bounding_box()["height"] > 100 for n in range(pictures.count()))
+    page.close()
     assert said == []
 
 

@@ -14,8 +14,9 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 pytest.importorskip("playwright")
-from playwright.sync_api import Browser, JSHandle, Page, expect, sync_playwright
+from playwright.sync_api import JSHandle, Page, expect
 
+from conftest import in_a_browser
 from dosapp.drills.served import png
 from dosapp.learner import Learner
 from dosapp.service.app import PAGE
@@ -25,8 +26,6 @@ from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
 from serving import at_a_port, hold_the_writer, taught
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
 QUICK = {"adapt_batch": 8, "interval": 1, "threads": 1, "batch_wait": 0.0}
 
 
@@ -44,15 +43,6 @@ def folder(made, tmp_path) -> Path:
 @pytest.fixture
 def stream(made):
     return made[1]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    expect.set_options(timeout=30_000)  # the machine may be busy
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
