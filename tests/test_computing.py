@@ -17,7 +17,7 @@ from dosapp.learner import Learner
 from dosapp.methods.dosapp import DoSAPP
 from dosapp.plan import plan
 from dosapp.settings import LearnerSettings
-from dosapp.student import Selection, Student
+from dosapp.student import Diverged, Selection, Student
 from elsewhere import DEVICE, Elsewhere
 from ranked import LIVES
 from test_cli import dosapp
@@ -122,6 +122,18 @@ def test_gradients_in_float16_are_scaled_up_and_down_again() -> None:
     before = {n: w.detach().clone() for n, w in two.net.weights().items()}
     assert not two.step(two.clip_loss(pixels, labels) * 1e38)  # not finite: nothing moves
     assert all(torch.equal(w, before[n]) for n, w in two.net.weights().items())
+
+
+def test_a_scale_that_has_grown_does_not_spoil_the_scores() -> None:
+    made = student(precision="float16")
+    made.net.model.float()
+    grown = {"scaler/scale": torch.tensor(2.0**40)}  # after very many steps
+    made.load_optimizer_state(made.optimizer_state() | grown)
+    weights, pixels = made.net.first_mlp(), pictures(8, 32)
+    scores = made.scores(weights, [made.clip_loss(pixels, torch.arange(8) % 7)])
+    assert all(found.isfinite().all() and found.any() for found in scores.values())
+    with pytest.raises(Diverged, match="a gradient is not finite"):
+        made.scores(weights, [made.clip_loss(pixels, torch.arange(8) % 7) * 1e38])
 
 
 def test_only_precision_makes_another_result(small) -> None:

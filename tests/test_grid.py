@@ -20,6 +20,7 @@ from conftest import SMALL
 from dosapp.data import base
 from dosapp.errors import BadInput
 from dosapp.grid import Outcome, grid, runs_in, seed_list
+from dosapp.plan import settings_from
 from dosapp.progress import many
 from dosapp.settings import RunSettings
 from dosapp.tune import Tried, chosen, lessons, tune
@@ -61,6 +62,23 @@ def test_the_live_table_tells_datasets_apart_and_names_failures(small) -> None:
     assert "DoSAPP, signs 2/2 41.5 9.2 1" in lines
     assert "DoSAPP, signs: the disk is full" in lines
     assert any("3/3" in line for line in lines)
+
+
+def test_two_ways_to_say_one_run_are_computed_once(tmp_path, small) -> None:
+    """They have one key, and the second waits for the first."""
+    planned = [small(method="spu"), small(method="spu", options={"sparsity": 0.1})]
+    outcomes = grid(planned, tmp_path / "store", jobs=2)
+    assert [o.error for o in outcomes] == ["", ""]
+    one, two = (o.result for o in outcomes)
+    assert (one.key, one.finished) == (two.key, two.finished)
+    assert not list(tmp_path.rglob("error.log"))
+
+
+def test_options_that_are_not_names_and_values_are_a_sentence(tmp_path) -> None:
+    file = write(tmp_path / "g.yaml", options=["a"])
+    for read in (runs_in, lambda path: settings_from(path, {})):
+        with pytest.raises(BadInput, match="write them as name: value"):
+            read(file)
 
 
 def test_seeds() -> None:

@@ -332,6 +332,29 @@ class TestDecodedOnce:
         for part in (data.train, data.test):
             assert len(part.pictures.read(range(len(part.labels)))) == len(part.labels)
 
+    def test_and_is_looked_for_once(self, tmp_path, tiny, monkeypatch) -> None:
+        place = self.folder(tmp_path)
+        (place / "cat" / "3.png").write_bytes(b"\x89PNG")
+        for _ in range(2):
+            with pytest.warns(UserWarning, match=r"1 picture\(s\) are left out"):
+                data = load_dataset(str(place), tiny, skip_bad=True)
+            data.train.pictures.check()
+            data.test.pictures.check()
+            monkeypatch.setattr(type(data.train.pictures.source), "decode", None)  # not again
+
+    def test_a_full_disk_is_a_sentence(self, tmp_path, tiny, monkeypatch) -> None:
+        """And not the signal that a page of a map would be."""
+        import errno
+
+        def full(file, head) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        part = load_dataset(str(self.folder(tmp_path)), tiny).train
+        monkeypatch.setattr("numpy.lib.format.write_array_header_1_0", full)
+        with pytest.raises(BadInput, match="is full; free some space"):
+            part.pictures.check()
+        assert not list(part.pictures.folder.glob("tmp*"))
+
 
 def test_two_folders_with_the_same_names_sizes_and_times_are_two_maps(tmp_path, tiny) -> None:
     import os

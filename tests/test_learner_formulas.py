@@ -47,9 +47,10 @@ class TestZSCL:
     def test_keeps_the_original_answers_both_ways_softened_and_times_t_squared(self, begun) -> None:
         learner, _ = begun("zscl", 0.5, options=self.references | {"look": 6})
         method, student = learner.method, learner.student
-        rows = torch.randperm(len(method.part.labels), generator=student.chance("references"))[:6]
-        pixels = method.part.pictures.read(rows.numpy()).float() / 255
-        words = [method.words[method.part.labels[row]] for row in rows]
+        part, classes = method.found.train, method.found.classes
+        rows = torch.randperm(len(part.labels), generator=student.chance("references"))[:6]
+        pixels = part.pictures.read(rows.numpy()).float() / 255
+        words = [method.found.prompts.caption(classes[part.labels[row]]) for row in rows]
         texts = method.original.encode_text(words)
         old = (student.net.scale * method.original.encode_image(pixels) @ texts.T / 2).tolist()
         new = (student.net.scale * student.net.encode_image(pixels) @ texts.T / 2).tolist()
@@ -88,13 +89,36 @@ class TestZSCL:
         lines = [f"{n}.png,wall {n % 2},{'train' if n < 4 else 'test'}" for n in range(6)]
         (tmp_path / "r.csv").write_text("path,label,split\n" + "\n".join(lines))
         options = {"references": str(tmp_path / "r.csv")}
-        learner = Learner(pupil(method="zscl", options=options), tiny)
-        assert learner.method.words == ["a photo of a wall 0.", "a photo of a wall 1."]
+        method = Learner(pupil(method="zscl", options=options), tiny).method
+        assert method.looked_up(tiny).classes == ("wall 0", "wall 1")
         zscl = small(method="zscl", adapt="dosapp", options=options)
         before = plan(zscl).key
         assert plan(zscl).key == before
         Image.new("RGB", (40, 40), (0, 200, 0)).save(tmp_path / "1.png")
         assert plan(zscl).key != before  # another picture under the same name is another result
+
+    def test_only_lessons_need_the_references(self, pupil, tiny, tmp_path) -> None:
+        from PIL import Image
+
+        for n in range(12):
+            (tmp_path / "refs" / f"wall {n % 2}").mkdir(parents=True, exist_ok=True)
+            picture = Image.new("RGB", (40, 40), (20 * n, 0, 0))
+            picture.save(tmp_path / "refs" / f"wall {n % 2}" / f"{n}.png")
+        options = {"references": str(tmp_path / "refs"), "look": 2}
+        learner = Learner(pupil(method="zscl", options=options, epochs=1), tiny)
+        shape = (4, 3, tiny.pixels, tiny.pixels)
+        lesson = {
+            name: torch.full(shape, shade, dtype=torch.uint8)
+            for name, shade in (("fox", 90), ("wolf", 30))
+        }
+        learner.learn(lesson)
+        learner.save(tmp_path / "x")
+        (tmp_path / "refs").rename(tmp_path / "moved")
+        again = Learner.load(tmp_path / "x")
+        assert again.predict(lesson["fox"]) == learner.predict(lesson["fox"])
+        assert len(Learner.history_of(tmp_path / "x").versions()) == 1
+        with pytest.raises(BadInput, match=r"refs' does not exist"):
+            again.learn(lesson)
 
 
 class TestL2P:

@@ -49,6 +49,23 @@ def test_a_tracker_is_two_functions(small, tmp_path, monkeypatch) -> None:
     assert seen[1][1]["loss"] > 0
 
 
+def test_a_torn_line_is_not_written_on(small, tmp_path) -> None:
+    settings, log = small(method="zero-shot"), tmp_path / "x" / "log.jsonl"
+    log.parent.mkdir()
+    log.write_text('{"step": 7, "loss": 1.0}\n{"step": 8, "lo')
+    for _ in range(2):  # a line that cannot be read stays where it is
+        watch = Tracked(log.parent, settings)
+        watch.begin("zero-shot", 1)
+        assert watch.step == 7
+        watch.measured(0, [50.0])
+        watch.close()
+    assert [line[:10] for line in log.read_text().splitlines()] == [
+        '{"step": 7',
+        '{"step": 8',
+        *['{"step": 7'] * 2,
+    ]
+
+
 def test_tensorboard_if_it_is_there(tmp_path) -> None:
     pytest.importorskip("tensorboard")
     dosapp("run", *FLAGS, "--out", tmp_path / "x", "--track", "tensorboard")

@@ -31,7 +31,7 @@ from dosapp.errors import BadInput
 from dosapp.plan import plan
 from dosapp.result import Result
 from dosapp.run import run
-from dosapp.settings import RunSettings, key_of, read_yaml
+from dosapp.settings import RunSettings, key_of, named_options, read_yaml
 from dosapp.storage import write_bytes
 from dosapp.store import Store
 from dosapp.track import Tracked
@@ -82,9 +82,7 @@ def _name(settings: Mapping[str, Any]) -> str:
 
 def product(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Lists become one choice each; `options` may hold lists too."""
-    given = values.get("options") or {}
-    if not isinstance(given, dict):
-        raise BadInput(f"options are '{given}'; write them as name: value")
+    given = named_options(values)
     options = list(product(given)) if given else None
     choices = {k: v if isinstance(v, list) else [v] for k, v in values.items() if k != "options"}
     if options:
@@ -215,7 +213,7 @@ def compute(settings: RunSettings, folder: Path, keep: bool) -> Outcome:
         place = Store(folder).place(planned)
         fresh = not (place / "result.json").exists()
         with closing(Tracked(place, planned.settings)) as watch:
-            result = run(planned, place, resume=True, watch=watch)
+            result = run(planned, place, resume=True, wait=True, watch=watch)
         if fresh and not keep:
             shutil.rmtree(place / "learner", ignore_errors=True)
         return Outcome(settings, result)

@@ -257,6 +257,8 @@ class Ledger:
     def draw(self, place: Path) -> None:
         """The paper's figure, or the numbers a table varies, as PNG, SVG and PDF at the place."""
         try:
+            import matplotlib.pyplot as plt
+
             from dosapp.report import figures
             from dosapp.report.tables import rows
         except ImportError as error:
@@ -268,6 +270,7 @@ class Ledger:
         figure = (figures.forgetting_maps if maps else figures.swept)(found) if found else None
         if figure is not None:
             figures.write(figure, place.parent, place.name)
+            plt.close(figure)
 
     def facts(self) -> dict[str, Any]:
         return {

@@ -14,7 +14,7 @@ from dosapp.data.base import Dataset
 from dosapp.errors import BadInput
 from dosapp.methods import build, named
 from dosapp.methods.base import Method
-from dosapp.settings import RunSettings, key_of, read_yaml
+from dosapp.settings import RunSettings, key_of, named_options, read_yaml
 from dosapp.streams import Stream, concat, split
 
 MEANING = 1  # raised when the same settings would give another result
@@ -25,7 +25,7 @@ def settings_from(path: Path | None, flags: Mapping[str, Any]) -> RunSettings:
     values = read_yaml(path) if path else {}
     if {"runs", "seeds"} & set(values):
         raise BadInput(f"'{path}' describes many runs; use: dosapp grid {path}")
-    options = {**(values.get("options") or {}), **flags.get("options", {})}
+    options = {**named_options(values), **flags.get("options", {})}
     merged = {**values, **flags, "options": options}
     found: RunSettings = RunSettings.checked(merged, str(path) if path else "the settings")
     return found
@@ -121,7 +121,7 @@ class Plan:
     """A run before its first step: what it will see, and the key its result belongs under."""
 
     settings: RunSettings
-    net: Backbone
+    net: Backbone  # the run trains this very one: a plan is run once
     stream: Stream
     identity: dict[str, Any]
 
@@ -169,7 +169,8 @@ def identity(
 
 
 def careful(settings: RunSettings) -> dict[str, Any]:
-    """The settings of the steps that are on."""
+    """Settings of caution and of the step that differ from off. Only these enter a key and a label:
+    one that is added later changes no stored result."""
     names = ["gate", "temper", "skew_aware", "readmit", "stream_lr", "rivals"]
     names += ["readmit_every"] if settings.readmit else []
     return _on({name: getattr(settings, name) for name in names})

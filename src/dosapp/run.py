@@ -38,7 +38,7 @@ from dosapp.peak import forget_peak, peak
 from dosapp.plan import Plan, label, plan
 from dosapp.result import Result, cells
 from dosapp.settings import RunSettings
-from dosapp.storage import Damaged, locked, read_json, write_json
+from dosapp.storage import Damaged, locked, made, read_json, write_json
 
 EVERY = 50  # steps between checkpoints: what a kill can cost
 
@@ -66,7 +66,7 @@ class Progress:
     ahead: list[float] = field(default_factory=list)
     zero_shot: list[float] = field(default_factory=list)
     untouched: float = 0.0
-    control: list[float] = field(default_factory=list)
+    control: float = 0.0  # of the untouched model, like the two before it
     right: list[int] = field(default_factory=list)  # pseudo-labels, per session
     guessed: list[int] = field(default_factory=list)
     differed: list[float] = field(default_factory=list)
@@ -82,23 +82,27 @@ def run(
     folder: Path,
     *,
     resume: bool = False,
+    wait: bool = False,
     watch: Watch | None = None,
 ) -> Result:
-    """Run or finish a run in its folder; a finished one is read, not computed again."""
+    """Run or finish a run in its folder; a finished one is read, not computed again. With `wait`,
+    one that another process is computing is waited for."""
     planned = settings if isinstance(settings, Plan) else plan(settings)
-    known = _known(folder, planned.identity, resume)
-    if known and (folder / "result.json").exists():
+    if _known(folder, planned.identity, resume) and (folder / "result.json").exists():
         return Result.read(folder)
-    forget_peak()
-    planned.stream.check()
-    learner = Learner(planned.settings.learner(), planned.net)
-    threads = known["threads"] if known else torch.get_num_threads()
-    if not known:
-        how = {"threads": threads, "processes": ranks.count()}
-        write_json(folder / "run.json", {"identity": planned.identity, **how})
-    (folder / "learner").mkdir(exist_ok=True)
-    with locked(folder), locked(folder / "learner"), _threads(threads):
-        return Experiment(planned, learner, folder, watch or Watch()).finish()
+    with locked(made(folder), wait):
+        known = _known(folder, planned.identity, resume)  # whoever had the lock may have begun it
+        if known and (folder / "result.json").exists():
+            return Result.read(folder)
+        forget_peak()
+        planned.stream.check()
+        learner = Learner(planned.settings.learner(), planned.net)
+        threads = known["threads"] if known else torch.get_num_threads()
+        if not known:
+            how = {"threads": threads, "processes": ranks.count()}
+            write_json(folder / "run.json", {"identity": planned.identity, **how})
+        with locked(made(folder / "learner")), _threads(threads):
+            return Experiment(planned, learner, folder, watch or Watch()).finish()
 
 
 def _known(folder: Path, identity: Mapping[str, Any], resume: bool) -> dict[str, Any] | None:
@@ -236,7 +240,7 @@ class Experiment:
         net, every = self.net, range(len(self.stream.tasks))
         self.progress.zero_shot = [self.exam.accuracy(net, j, range(j + 1)) for j in every]
         self.progress.untouched = float(np.mean([self.exam.accuracy(net, j, every) for j in every]))
-        self.progress.control.append(self.exam.control(net))
+        self.progress.control = self.exam.control(net)
 
     def _look_ahead(self, t: int) -> None:
         """Accuracy on the next task before its lessons: what learning others did for it."""
@@ -293,7 +297,7 @@ class Experiment:
         metrics["forward_transfer"] = forward_transfer(ahead, zero) if len(R) > 1 else np.nan
         metrics["zero_shot_accuracy"] = progress.untouched
         metrics["control_accuracy"] = self.exam.control()
-        metrics["control_kept"] = metrics["control_accuracy"] - progress.control[0]
+        metrics["control_kept"] = metrics["control_accuracy"] - progress.control
         sessions = range(len(stream.groups))
         return Result(
             key=self.key,

@@ -122,6 +122,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
+def named_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The method's own settings in a file."""
+    options = values.get("options") or {}
+    if not isinstance(options, dict):
+        raise BadInput(f"options are '{options}'; write them as name: value")
+    return options
+
+
 def parsed(pairs: list[str]) -> dict[str, Any]:
     """`["sparsity=0.3"]` → `{"sparsity": 0.3}`; values are read as YAML."""
     result = {}

@@ -63,8 +63,7 @@ class Session:
         labels = np.repeat(np.arange(len(names)), [len(found) for found in images.values()])
         part = Part(InMemory(pixels), labels)
         train = Labelled.of(part, np.arange(len(labels)), labels)
-        empty = train.unlabelled(np.zeros(0, dtype=np.int64))
-        return cls(names, {name: prompts or Prompts() for name in names}, train, empty)
+        return cls(names, {name: prompts or Prompts() for name in names}, train, train.none())
 
 
 @dataclass(frozen=True)

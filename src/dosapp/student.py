@@ -163,11 +163,16 @@ class Student:
         self, losses: Iterable[Tensor], weights: Mapping[str, Tensor]
     ) -> Iterator[dict[str, Tensor]]:
         """For each loss in turn; nothing moves. The same in every process."""
+        # The steps' scale grows until it overflows, which costs them a step; here it would a mask.
+        scale = SCALE if self._scaler.is_enabled() else 1.0
         with self._looking_at(weights):
-            scaled = (self._scaler.scale(loss) for loss in losses)
-            for found in gradients(weights, scaled) if weights else ():
+            for found in gradients(weights, (loss * scale for loss in losses)) if weights else ():
                 ranks.average(list(found.values()))
-                scale = self._scaler.get_scale()
+                if not all(bool(g.isfinite().all()) for g in found.values()):
+                    raise Diverged(
+                        f"a gradient is not finite after {self.steps} steps with learning rate "
+                        f"{self.lr:g}; try a smaller one, or --precision float32"
+                    )
                 yield found if scale == 1 else {n: g / scale for n, g in found.items()}
 
     @contextmanager

@@ -5,10 +5,11 @@ A tracker is two functions. Adding one is a function that opens it and a line in
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from dosapp.errors import BadInput, unknown
 from dosapp.run import Watch
@@ -28,11 +29,11 @@ class Lines:
     def __init__(self, folder: Path, settings: RunSettings) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "log.jsonl"
-        whole = (
-            [n for n in path.read_text().splitlines() if n.endswith("}")] if path.exists() else []
-        )
-        self.last: int = json.loads(whole[-1])["step"] if whole else 0
+        known = path.read_text() if path.exists() else ""
+        self.last: int = max((one["step"] for one in _whole(known)), default=0)
         self.file = path.open("a")
+        if known and not known.endswith("\n"):  # torn by a kill: what comes now is not part of it
+            self.file.write("\n")
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         self.file.write(json.dumps({"step": step, "time": time.time(), **values}) + "\n")
@@ -40,6 +41,12 @@ class Lines:
 
     def close(self) -> None:
         self.file.close()
+
+
+def _whole(lines: str) -> Iterator[dict[str, Any]]:
+    for line in lines.splitlines():
+        with suppress(ValueError):
+            yield json.loads(line)
 
 
 class TensorBoard:

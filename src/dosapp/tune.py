@@ -17,6 +17,7 @@ from dosapp.backbones.clip import load as load_backbone
 from dosapp.core.chance import chance
 from dosapp.data.views import Labelled
 from dosapp.errors import BadInput
+from dosapp.exam import LOOK
 from dosapp.learner import Learner
 from dosapp.plan import open_stream
 from dosapp.settings import RunSettings
@@ -72,7 +73,8 @@ def tune(
             except Diverged:  # the worst a rate can do
                 right += [False] * len(held)
                 continue
-            answers = [p.label for p in learner.predict(held.read(np.arange(len(held))), top=1)]
+            asked = held.batches(LOOK)
+            answers = [p.label for pixels in asked for p in learner.predict(pixels, top=1)]
             truth = [teach.classes[label] for label in held.labels]
             right += [a == b for a, b in zip(answers, truth, strict=True)]
         tried.append(Tried.of(lr, sum(right), len(right)))
@@ -102,5 +104,4 @@ def lessons(settings: RunSettings) -> tuple[Session, Labelled]:
         teach += rows[:cut].tolist()
         score += rows[cut:].tolist()
     taught, held = (first.train.only(np.array(sorted(rows))) for rows in (teach, score))
-    nothing = taught.unlabelled(np.zeros(0, dtype=np.int64))
-    return Session(first.classes, first.prompts, taught, nothing), held
+    return Session(first.classes, first.prompts, taught, taught.none()), held

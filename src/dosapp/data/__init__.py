@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dosapp.backbones.base import Backbone
-from dosapp.data.base import Dataset, Listed, Listing, Part
-from dosapp.data.decoded import Decoded, cache_folder
-from dosapp.data.files import SUFFIXES, readable
+from dosapp.data.base import Dataset, Listed
+from dosapp.data.decoded import mapped
+from dosapp.data.files import SUFFIXES
 from dosapp.data.folder import own_data
 from dosapp.data.generated import Domain
 from dosapp.data.hub import hub_data, table_data
@@ -51,12 +51,5 @@ def is_table(place: Path) -> bool:
 
 
 def _decoded(found: Listed, net: Backbone, skip_bad: bool) -> Dataset:
-    """Its pictures behind a memory map, and perhaps without those that cannot be read."""
-
-    def mapped(half: Listing) -> Part:
-        half = readable(half) if skip_bad else half
-        return Part(Decoded(half.source, net.preparation, cache_folder() / "pictures"), half.labels)
-
-    return Dataset(
-        found.name, found.classes, mapped(found.train), mapped(found.test), found.prompts
-    )
+    train, test = (mapped(half, net.preparation, skip_bad) for half in (found.train, found.test))
+    return Dataset(found.name, found.classes, train, test, found.prompts)

@@ -8,9 +8,10 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -18,16 +19,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dosapp.data.base import Rows, Source
-from dosapp.storage import locked, write_bytes
+from dosapp.data.base import Listing, Part, Rows, Source
+from dosapp.errors import BadInput
+from dosapp.storage import locked, made, read_json, unwritable, write_bytes, write_json
 
 FORMAT = 1
 
 
 def cache_folder() -> Path:
-    """`DOSAPP_CACHE`, or a folder of the user's cache."""
+    """For pictures: below `DOSAPP_CACHE`, or a folder of the user's cache."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("DOSAPP_CACHE") or home / "dosapp")
+    return Path(os.environ.get("DOSAPP_CACHE") or home / "dosapp") / "pictures"
+
+
+def mapped(half: Listing, preparation: str, skip_bad: bool) -> Part:
+    """Its pictures behind a memory map, and perhaps without those that cannot be read."""
+    found = Decoded(half.source, preparation, cache_folder())
+    if not skip_bad or not (faults := found.faults()):
+        return Part(found, half.labels)
+    first = next(iter(faults.values()))
+    warnings.warn(f"{len(faults)} picture(s) are left out; the first: {first}", stacklevel=4)
+    good = [row for row in range(len(found)) if str(row) not in faults]
+    return Part(replace(found, source=half.source.only(good)), half.labels[good])
 
 
 @dataclass(frozen=True)
@@ -37,7 +50,6 @@ class Decoded:
     source: Source
     preparation: str
     folder: Path
-    watch: Callable[[int, int], None] = lambda done, of: None
 
     def __len__(self) -> int:
         return len(self.source)
@@ -50,7 +62,27 @@ class Decoded:
         return self.keys[row]
 
     def check(self) -> None:
-        assert len(self.pixels) == len(self)
+        self._made()  # decodes every picture; one that cannot be read is named
+
+    def faults(self) -> dict[str, str]:
+        """What is wrong with the pictures that cannot be read, by row; looked for once."""
+        place = self.folder / f"{self.name}.faults.json"
+        if (self.folder / f"{self.name}.npy").exists():
+            return {}
+        if not place.exists():
+            with _pool() as pool:
+                said = pool.map(self._fault, range(len(self)))
+                found = {str(row): text for row, text in enumerate(said) if text}
+            write_json(place, found)
+        listed: dict[str, str] = read_json(place)
+        return listed
+
+    def _fault(self, row: int) -> str:
+        try:
+            self.source.decode(row)
+        except BadInput as error:
+            return str(error)
+        return ""
 
     @cached_property
     def name(self) -> str:
@@ -73,8 +105,7 @@ class Decoded:
         place = self.folder / f"{self.name}.npy"
         if place.exists():
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with locked(self.folder, wait=True):
+        with locked(made(self.folder), wait=True):
             if not place.exists():
                 self._make(place)
 
@@ -84,19 +115,25 @@ class Decoded:
             left.unlink()
         shape = (count, *self.source.decode(0).shape)
         handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".npy")
-        os.close(handle)
+        head = {"descr": "|u1", "fortran_order": False, "shape": shape}
         try:
-            whole = np.lib.format.open_memmap(temporary, "w+", dtype=np.uint8, shape=shape)
-            with ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool:
+            # Not through the map: on a full disk a write fails, but a mapped page ends the process.
+            with os.fdopen(handle, "wb") as file, _pool() as pool:
+                np.lib.format.write_array_header_1_0(file, head)
                 for first in range(0, count, step):
                     rows = range(first, min(first + step, count))
-                    for row, picture in zip(rows, pool.map(self.source.decode, rows), strict=True):
-                        whole[row] = picture.numpy()
-                    self.watch(rows[-1] + 1, count)
-            whole.flush()
+                    for picture in pool.map(self.source.decode, rows):
+                        file.write(picture.numpy().tobytes())
             keys = [self.source.key(row) for row in range(count)]
             write_bytes(self.folder / f"{self.name}.json", json.dumps(keys).encode())
             os.chmod(temporary, 0o644)  # others may share the cache
             os.replace(temporary, place)  # last: a map that is there is whole
+        except OSError as error:
+            raise unwritable(place, error) from error
         finally:
             Path(temporary).unlink(missing_ok=True)
+
+
+def _pool() -> ThreadPoolExecutor:
+    """Pillow decodes outside Python's lock."""
+    return ThreadPoolExecutor(max(2, os.cpu_count() or 1))

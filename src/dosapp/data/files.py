@@ -4,16 +4,13 @@ import hashlib
 import io
 import os
 import tarfile
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from PIL import Image
 from torch import Tensor
 
-from dosapp.data.base import Listing
 from dosapp.errors import BadInput
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".webp", ".tif", ".tiff"}
@@ -135,26 +132,6 @@ class Files:
                 raise BadInput(f"image '{place}' cannot be read ({error.strerror})") from error
             self._keys[row] = f"{place.name(self.root)}:{content}"
         return self._keys[row]
-
-
-def readable(half: Listing) -> Listing:
-    """Without the pictures that cannot be read, and a note of how many those are."""
-
-    def fault(row: int) -> str:
-        try:
-            half.source.decode(row)
-        except BadInput as error:
-            return str(error)
-        return ""
-
-    with ThreadPoolExecutor(2) as pool:  # Pillow decodes outside the lock
-        faults = list(pool.map(fault, range(len(half.source))))
-    bad = [text for text in faults if text]
-    if not bad:
-        return half
-    warnings.warn(f"{len(bad)} picture(s) are left out; the first: {bad[0]}", stacklevel=3)
-    good = [row for row, text in enumerate(faults) if not text]
-    return Listing(half.source.only(good), half.labels[good])
 
 
 def open_image(place: Place) -> Image.Image:

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from dosapp.core.chance import chance
-from dosapp.data.base import Listed, Listing, Prompts
+from dosapp.data.base import Listed, Listing
 from dosapp.data.files import SUFFIXES, Files, Place, Prepare, Tree, tree, unwrapped
 from dosapp.errors import BadInput
 
 Found = list[tuple[Place, str]]  # picture, class name
 
 
-def own_data(place: Path, prepare: Prepare, prompts: Prompts | None = None) -> Listed:
+def own_data(place: Path, prepare: Prepare) -> Listed:
     if not place.exists():
         raise BadInput(f"data '{place}' does not exist; give a folder of class folders or a CSV")
     train, test = found_in(place)
@@ -34,7 +34,6 @@ def own_data(place: Path, prepare: Prepare, prompts: Prompts | None = None) -> L
         classes=tuple(_readable(name) for name in names),
         train=part(train, names, root, prepare),
         test=part(test, names, root, prepare),
-        prompts=prompts or Prompts(),
     )
 
 

@@ -75,9 +75,12 @@ class Labelled(Unlabelled):
     def only(self, positions: Rows) -> "Labelled":
         return replace(self, items=self.items[positions], labels=self.labels[positions])
 
-    def unlabelled(self, positions: Rows | None = None) -> Unlabelled:
-        items = self.items if positions is None else self.items[positions]
-        return Unlabelled(self.sources, items, self.noise, self.seed)
+    def unlabelled(self) -> Unlabelled:
+        return Unlabelled(self.sources, self.items, self.noise, self.seed)
+
+    def none(self) -> Unlabelled:
+        """No pictures of these: for a session without a stream."""
+        return Unlabelled(self.sources, self.items[:0])
 
 
 def joined(parts: Sequence[Labelled], offsets: Sequence[int]) -> Labelled:

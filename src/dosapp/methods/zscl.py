@@ -36,25 +36,33 @@ class ZSCL(Method):
     every: Annotated[int, Field(ge=0)] = 10  # steps between samples of the average; 0: no average
 
     def start(self, student: Student) -> None:
-        found = self.looked_up(student.net)
-        self.part, self.words = found.train, [found.prompts.caption(n) for n in found.classes]
+        self._check_given()
+        self.found: Dataset | None = None  # opened for lessons; answering needs no references
         self.original: Backbone = student.twin()
         self.average: Backbone = student.twin()
         self.samples = 1
 
-    def looked_up(self, net: Backbone) -> Dataset:
+    def _check_given(self) -> None:
         if not self.references:
             raise BadInput(
                 "zscl needs reference pictures with captions: --set references=signs, or the path "
                 "of a folder of class folders or of a CSV"
             )
-        return load_dataset(self.references, net)
+
+    def check(self, student: Student, session: Session) -> None:
+        self.looked_up(student.net)
+
+    def looked_up(self, net: Backbone) -> Dataset:
+        if self.found is None:
+            self.found = load_dataset(self.references, net)
+        return self.found
 
     def reads(self, net: Backbone) -> list[str]:
         """Every reference by its place, bytes and class; a set that is drawn is its name."""
+        self._check_given()
         if self.references in DOMAINS:
             return []
-        found = self.looked_up(net)
+        found = load_dataset(self.references, net)
         keys = (found.train.pictures.key(row) for row in range(len(found.train.labels)))
         names = (found.prompts.caption(found.classes[n]) for n in found.train.labels)
         return [f"{key} {name}" for key, name in zip(keys, names, strict=True)]
@@ -71,10 +79,12 @@ class ZSCL(Method):
 
         Captions are read by the original model on both sides.
         """
-        rows = torch.randperm(len(self.part.labels), generator=student.chance("references"))
-        rows = rows[: self.look]
-        pixels = self.part.pictures.read(rows.numpy()).float() / 255
-        captions = [self.words[self.part.labels[row]] for row in rows.tolist()]
+        found = self.looked_up(student.net)
+        labels = found.train.labels
+        rows = torch.randperm(len(labels), generator=student.chance("references"))[: self.look]
+        pixels = found.train.pictures.read(rows.numpy()).float() / 255
+        names = (found.classes[labels[row]] for row in rows.tolist())
+        captions = [found.prompts.caption(name) for name in names]
         scale, T = student.net.scale, self.temperature
         with torch.no_grad():
             texts = self.original.encode_text(captions)

@@ -60,6 +60,7 @@ def write_report(
             figures.write(figure, folder, name + ending)
             pictures.append((CAPTIONS[name] + said, figures.inline_svg(figure)))
             plt.close(figure)
+    formulas = footnote(results, columns)
     page = jinja2.Template((Path(__file__).parent / "page.html.j2").read_text(), autoescape=True)
     html = page.render(
         title=title,
@@ -67,11 +68,11 @@ def write_report(
         rows=table,
         columns=columns,
         pictures=pictures,
-        footnote=footnote(results),
+        footnote=formulas,
         provenance=provenance(results),
     )
     write_bytes(folder / "report.html", html.encode())
-    parts = [f"# {title}\n", markdown(table, columns), footnote(results) + "\n", *differences]
+    parts = [f"# {title}\n", markdown(table, columns), f"{formulas}\n", *differences]
     parts.append(on_the_stream(table))
     write_bytes(folder / "report.md", "\n".join(parts).encode())
     write_bytes(folder / "report.csv", comma_separated(table, columns).encode())
