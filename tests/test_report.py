@@ -93,10 +93,15 @@ def test_latex_has_the_best_of_each_dataset_in_bold() -> None:
 class TestWhatMayBeCompared:
     def changed(self, **changes: object) -> tuple[Result, Result]:
         task = {"classes": ["cat"], "train": 9, "stream": 5, "test": 5}
-        one = made("A", 0, 80, 10).model_copy(update={"tasks": [task], "key": "one"})
+        small = {"name": "a", "fingerprint": "e"}
+        one = made("A", 0, 80, 10).model_copy(
+            update={"tasks": [task], "key": "one", "backbone": small}
+        )
         two = made("B", changes.pop("seed", 0), 85, 10, **changes.pop("settings", {}))
         tasks = [{**task, **changes.pop("task", {})}]
-        return one, two.model_copy(update={"tasks": tasks, "key": "two", **changes})
+        return one, two.model_copy(
+            update={"tasks": tasks, "key": "two", "backbone": small, **changes}
+        )
 
     def test_what_is_taught_and_streamed_may_differ(self) -> None:
         settings = {"stream": False, "fraction": 0.5, "stream_noise": 0.1, "memory": 9}
@@ -113,6 +118,7 @@ class TestWhatMayBeCompared:
             ({"settings": {"test_noise": 0.1}}, "test_noise is 0.0 and 0.1"),
             ({"seed": 1}, "seed is 0 and 1"),
             ({"stream": {"hash": "x"}}, "same settings but other pictures; the data has changed"),
+            ({"backbone": {"name": "b", "fingerprint": "f"}}, "different backbones: a and b"),
         ],
     )
     def test_what_is_measured_may_not(self, changes, says) -> None:
@@ -120,10 +126,24 @@ class TestWhatMayBeCompared:
         with pytest.raises(BadInput, match=says):
             same_stream(one, two)
 
-    def test_a_difference_needs_the_same_test_pictures(self) -> None:
-        one, two = self.changed(task={"classes": ["dog"]})
-        with pytest.raises(BadInput, match="different tasks"):
-            paired(rows([one, two]), "A")
+    @pytest.mark.parametrize(
+        ("changes", "says"),
+        [
+            ({"task": {"classes": ["dog"]}}, "different tasks; report them apart"),
+            ({"task": {"test": 6}, "seed": 1}, "different numbers of test pictures"),
+            ({"stream": {"name": "pets", "hash": "x"}}, "the data has changed between them"),
+            ({"backbone": {"name": "b", "fingerprint": "f"}}, "different backbones: a and b"),
+        ],
+    )
+    def test_nor_may_one_table_hold_both(self, changes, says) -> None:
+        with pytest.raises(BadInput, match=says):
+            rows(self.changed(**changes))
+
+    def test_rows_that_were_asked_otherwise_say_so(self) -> None:
+        found = rows(self.changed(settings={"test_noise": 0.1}))
+        assert [row.name for row in found] == ["A", "B (test_noise=0.1)"]
+        found = rows(self.changed(settings={"full_test": True}, task={"test": 10}))
+        assert [row.name for row in found] == ["A", "B (full test)"]
 
     def test_one_table_has_one_definition_of_a_metric(self) -> None:
         one, two = self.changed(definitions={"forgetting": "max"})

@@ -11,7 +11,7 @@ from dosapp.cluster import wants_gpu
 from dosapp.data.known import Known
 from dosapp.errors import BadInput
 from dosapp.grid import grid
-from dosapp.ledger import Cell, Ledger, judged, opened, value_of
+from dosapp.ledger import Cell, Ledger, judged, lost, opened, value_of
 from dosapp.plan import plan
 from dosapp.reproduce import Row, Scale, command, runs, table, tables, timed
 from dosapp.result import same_stream
@@ -123,9 +123,9 @@ class TestRuns:
 
     def test_a_command_holds_everything_that_is_not_the_default(self) -> None:
         settings = RunSettings(method="spu", stream=False, options={"sparsity": 0.3}, seed=2)
-        assert (
-            command(settings) == "dosapp run --method spu --seed 2 --no-stream --set sparsity=0.3"
-        )
+        rate = f"{settings.rate:g}"  # tuning again does not change what a command means
+        said = f"dosapp run --method spu --seed 2 --lr {rate} --no-stream --set sparsity=0.3"
+        assert command(settings) == said
 
 
 class TestTime:
@@ -214,13 +214,51 @@ class TestLedger:
     def test_a_ledger_is_not_replaced_by_one_that_lacks_results(self, tmp_path) -> None:
         [book] = opened(["noise"], SMALL, tmp_path)
         facts = book.facts()
-        facts["cells"][0]["ours"] = 50.0
+        facts["cells"][0] |= {"ours": 50.0, "seeds": 2}
         place = tmp_path / "ledger-tiny-noise.json"
         place.write_text(json.dumps([facts]))
         refused = dosapp("reproduce", "noise", "--ledger", "--out", tmp_path, code=2)
-        assert "stays as it is, since 1 of its cells would be empty now" in refused.stderr
+        assert "stays as it is, since 1 of its cells would have fewer seeds now" in refused.stderr
         assert "not run" in refused.stdout  # what is there is shown
         assert json.loads(place.read_text()) == [facts]
+        cells = [{"row": "a", "ours": 1.0, "seeds": n} for n in (3, 2)]
+        three, two = ([{"table": "t", "cells": [cell]}] for cell in cells)
+        assert (lost(three, two), lost(two, three)) == (1, 0)
+
+    def test_a_file_under_the_wrong_key_or_changed_by_hand_fills_no_cell(self, tmp_path) -> None:
+        name = "with-without-ttl"
+        one, two = runs([name], replace(SMALL, seeds="0"))
+        first, second = (tmp_path / outcome.result.key for outcome in grid([one, two], tmp_path))
+        whole = (first / "result.json").read_text()
+        (first / "result.json").write_text((second / "result.json").read_text())
+        with pytest.raises(BadInput, match="is the result of another run"):
+            Ledger(name, SMALL, tmp_path).cells()
+        changed = json.loads(whole)
+        changed["metrics"]["accuracy"] = 99.9
+        (first / "result.json").write_text(json.dumps(changed))
+        with pytest.raises(BadInput, match=r"says accuracy 99\.9, but its own matrix gives"):
+            Ledger(name, SMALL, tmp_path).cells()
+
+    def test_a_claim_is_the_papers_only_where_its_own_numbers_say_so(self) -> None:
+        found = {
+            (name, *claim): besides
+            for name, known in tables().items()
+            for claim in known.claims
+            if len(claim) == 3 and (besides := known.contradicted(*claim))
+        }
+        assert found == {
+            ("main", "DoSAPP", "ZSCL", "accuracy"): ("cifar100",),
+            ("main", "DoSAPP", "ZSCL", "forgetting"): ("cifar100",),
+            ("main", "DoSAPP + ER=200", "SPU + ER", "accuracy"): ("gtsrb",),
+            ("test-time", "SPU + D^u", "SPU + RMT", "accuracy"): ("aircraft", "cub"),
+        }
+
+    def test_and_is_not_judged_elsewhere(self, tmp_path) -> None:
+        book = Ledger("main", Scale.named("real-small"), tmp_path)
+        book._results = lambda row, data: {}
+        assert book.verdicts()[4].besides == ("cifar100",)
+        said = "DoSAPP better than ZSCL in accuracy (but in the paper not on cifar100)"
+        assert said in "".join(book._claims())
 
     def test_earlier_tasks_before_and_after(self, tmp_path) -> None:
         grid(runs(["ttl-before-after"], SMALL), tmp_path)

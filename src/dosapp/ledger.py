@@ -17,7 +17,7 @@ from dosapp.data.known import Known
 from dosapp.errors import BadInput
 from dosapp.grid import seed_list
 from dosapp.plan import plan
-from dosapp.reproduce import Row, Scale, command, table, timed
+from dosapp.reproduce import LOWER, Row, Scale, command, table, timed
 from dosapp.result import Result, same_stream
 from dosapp.settings import RunSettings
 from dosapp.store import Store
@@ -28,7 +28,6 @@ REPORT = "pip install 'dosapp[report]'"
 # What is called reproduced: a mean as near to the paper's as a point, or as its own 95 % interval
 # if that is wider, but two points at most; a ratio of seconds as near as a tenth.
 POINT, POINTS, NEAR = 1.0, 2.0, 0.1
-LOWER = ("forgetting", "seconds")  # metrics of which less is better
 # Student's t for a two-sided 95 % interval, by degrees of freedom; beyond them the normal's.
 T95 = (
     *(12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13),
@@ -109,6 +108,7 @@ class Cell:
             "note": self.row.inconsistent,
             "command": command(self.settings),
             "stream": [result.stream["hash"] for result in self.results],
+            "left_out": max((r.stream.get("left_out", 0) for r in self.results), default=0),
             "steps": first.steps["stream"] if first else None,
             "backbone": first.backbone["fingerprint"] if first else None,
             "machine": " / ".join(dict.fromkeys(r.machine for r in self.results)) or None,
@@ -151,9 +151,10 @@ class Verdict:
     half: float | None  # half of its 95 % interval
     pairs: int
     said: str
+    besides: tuple[str, ...] = ()  # datasets on which the paper's own numbers say otherwise
 
     def facts(self) -> dict[str, Any]:
-        return dict(vars(self))
+        return {**vars(self), "besides": list(self.besides)}
 
 
 def interval(values: Sequence[float]) -> float:
@@ -213,11 +214,19 @@ class Ledger:
 
     def _stored(self, settings: RunSettings) -> Result | None:
         try:
-            place = self.store.place(plan(settings)) / "result.json"
+            planned = plan(settings)
         except BadInput as error:  # no data or no backbone here: then it has not been run here
             self.unread.append(str(error))
             return None
-        return Result.read(place) if place.exists() else None
+        place = self.store.place(planned) / "result.json"
+        if not place.exists():
+            return None
+        found = Result.read(place)
+        if (found.key, found.stream["hash"]) != (planned.key, planned.stream.hash):
+            raise BadInput(
+                f"'{place}' is the result of another run ({found.label}); delete it and run again"
+            )
+        return found
 
     def cells(self) -> list[Cell]:
         paper, asked = not self.scale.data, len(seed_list(self.scale.seeds))
@@ -240,7 +249,10 @@ class Ledger:
         found = []
         for better, than, metric, *other in self.table.claims:
             against, differences = (other[0] if other else metric), []
+            besides = () if other else self.table.contradicted(better, than, metric)
             for data in self.scale.stand_ins(self.table.data):
+                if data in besides:
+                    continue
                 ours = self._results(self.table.row(better), data)
                 theirs = self._results(self.table.row(than), data)
                 for seed in ours.keys() & theirs.keys():
@@ -248,7 +260,7 @@ class Ledger:
                     a, b = value_of(ours[seed], metric), value_of(theirs[seed], against)
                     if a is not None and b is not None:
                         differences.append(a - b)
-            verdict = judged(better, than, metric, differences)
+            verdict = replace(judged(better, than, metric, differences), besides=besides)
             if other:  # the same row, two of its numbers
                 verdict = replace(verdict, better=metric, than=against, metric="the mean")
             found.append(verdict)
@@ -321,6 +333,8 @@ class Ledger:
             gap = "–" if v.difference is None else f"{v.difference:+.1f}"
             gap += "" if v.half is None else f" ± {v.half:.1f} ({v.pairs} pairs)"
             words = f"{v.better} better than {v.than} in {v.metric.replace('_', ' ')}"
+            left = [name for name in v.besides if name in self.scale.stand_ins(self.table.data)]
+            words += f" (but in the paper not on {' and '.join(left)})" if left else ""
             yield _line([words, gap, v.said])
         yield ""
 
@@ -335,8 +349,9 @@ class Ledger:
             fact = cell.facts()
             yield f"- {cell.row.name}, {cell.data}: `{fact['command']}`"
             if cell.results:
+                without = f", without {n} bad picture(s)" if (n := fact["left_out"]) else ""
                 yield (
-                    f"  backbone {fact['backbone']}, streams {' '.join(fact['stream'])}, "
+                    f"  backbone {fact['backbone']}, streams {' '.join(fact['stream'])}{without}, "
                     f"{fact['machine']}, {fact['finished']}"
                 )
         yield ""
@@ -390,6 +405,8 @@ class TimeLedger(Ledger):
                     "difference": gap,
                     "status": status if ours else "not run",
                     "command": command(settings),
+                    "seeds": 1 if ours else 0,
+                    "steps": found.get("steps", {}).get(name),
                     "stream": found.get("streams", {}).get(name),
                     "backbone": found.get("backbones", {}).get(name),
                     "machine": found.get("machine"),
@@ -439,17 +456,18 @@ class TimeLedger(Ledger):
 
 
 def lost(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> int:
-    """Cells that were filled in the facts of some ledgers, and are not any more."""
+    """Cells of some ledgers that were filled from more seeds than they are now."""
 
-    def filled(books: Sequence[Mapping[str, Any]]) -> set[tuple[Any, ...]]:
+    def seeds(books: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], int]:
         return {
-            (book["table"], cell["row"], cell.get("data"), cell.get("metric"))
+            (book["table"], cell["row"], cell.get("data"), cell.get("metric")): cell.get("seeds", 1)
             for book in books
             for cell in book.get("cells", book.get("rows", []))
             if cell["ours"] is not None
         }
 
-    return len(filled(old) - filled(new))
+    now = seeds(new)
+    return sum(count > now.get(cell, 0) for cell, count in seeds(old).items())
 
 
 def opened(names: Sequence[str], scale: Scale, folder: Path, measure: bool = False) -> list[Ledger]:

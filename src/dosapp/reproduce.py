@@ -17,6 +17,7 @@ from dosapp.grid import seed_list
 from dosapp.settings import RunSettings, read_yaml
 
 PAPER = Path(__file__).parent / "paper"
+LOWER = ("forgetting", "seconds")  # metrics of which less is better
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,19 @@ class Table:
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)
+
+    def contradicted(self, better: str, than: str, metric: str) -> tuple[str, ...]:
+        """Datasets on which the published numbers do not say what the text claims of all."""
+        if metric not in self.metrics:
+            return ()
+        n, sign = self.metrics.index(metric), -1 if metric in LOWER else 1
+        first, second = self.row(better).values, self.row(than).values
+        found = []
+        for data in first.keys() & second.keys():
+            a, b = first[data][n], second[data][n]
+            if a is not None and b is not None and sign * (a - b) < 0:
+                found.append(data)
+        return tuple(sorted(found))
 
 
 def tables() -> dict[str, Table]:
@@ -134,8 +148,9 @@ def timed(scale: Scale) -> dict[str, RunSettings]:
 
 
 def command(settings: RunSettings) -> str:
-    """What to type to get this run: everything that is not the default."""
+    """What to type to get this run: everything that is not the default, and the rate in force."""
     usual, words = RunSettings(), ["dosapp", "run"]
+    settings = settings.resolved()
     for name, value in settings.model_dump(mode="json").items():
         if value == getattr(usual, name) or name == "options":
             continue

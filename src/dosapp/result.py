@@ -2,7 +2,9 @@
 
 import csv
 import io
-from collections.abc import Iterable
+import json
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dosapp.errors import BadInput
-from dosapp.metrics import Matrix
+from dosapp.metrics import DEFINITIONS, OF_R, Matrix
 from dosapp.settings import LearnerSettings, RunSettings
 from dosapp.storage import read_json, write_bytes, write_json
 
@@ -34,7 +36,7 @@ class Result(BaseModel):
     previous_tasks: dict[str, list[float | None]]  # before, after: accuracy on earlier tasks
     per_class: dict[str, float]  # at the end
     tasks: list[dict[str, Any]]  # classes, and how many pictures: train, stream, test
-    stream: dict[str, Any]  # name, hash, images of each session's D^u, boundaries of datasets
+    stream: dict[str, Any]  # name, hash, images of each session's D^u, boundaries, left_out
     pseudo_labels: list[float | None]  # per session, accuracy of the labels the adapter used
     disagreement: list[float | None]  # per session, share of images the experts differ on
     distance: dict[str, list[float]]  # ‖θ^T - θ^S‖ after lessons, after the stream
@@ -69,11 +71,25 @@ class Result(BaseModel):
         if not isinstance(values, dict) or values.get("format") != FORMAT:
             raise BadInput(f"'{path}' is not a result of format {FORMAT}; run it again to get one")
         try:
-            return cls(**values)
+            found = cls(**values)
         except ValidationError as error:
             raise BadInput(
                 f"'{path}' is not a whole result ({error.errors()[0]['msg']})"
             ) from error
+        found._check_numbers(path)
+        return found
+
+    def _check_numbers(self, path: Path) -> None:
+        """What it says of its matrix is what the formulas say, if it means the same by them."""
+        for name, formula in OF_R.items():
+            said, value = self.metrics.get(name), formula(self.matrix)
+            if said is None or self.definitions.get(name) != DEFINITIONS[name]:
+                continue
+            if not math.isclose(said, value, rel_tol=1e-6, abs_tol=1e-6):
+                raise BadInput(
+                    f"'{path}' says {name} {said:g}, but its own matrix gives {value:g}: it has "
+                    "been changed; run it again"
+                )
 
 
 def cells(matrix: Matrix) -> Cells:
@@ -110,7 +126,9 @@ def same_tasks(one: Result, two: Result) -> None:
         del compared["test"]
     for what, words in compared.items():
         if [t.get(what) for t in one.tasks] != [t.get(what) for t in two.tasks]:
-            raise BadInput(f"results {one.key} and {two.key} are of different {words}")
+            raise BadInput(
+                f"results {one.key} and {two.key} are of different {words}; report them apart"
+            )
 
 
 # Settings that shape a stream: with all of them equal, its hash is the hash of the pictures.
@@ -118,14 +136,33 @@ SHAPE = set(RunSettings.model_fields) - set(LearnerSettings.model_fields)
 SHAPE = SHAPE - {"data_dir", "stream_batch"} | {"seed"}
 
 
-def same_stream(one: Result, two: Result) -> None:
-    """Two results can be subtracted if they say the same of the same test halves.
+def same_questions(results: Sequence[Result]) -> None:
+    """What one table may hold of a dataset: one backbone, the same tasks, and the same pictures
+    wherever the same were asked for. What was taught and streamed may differ (no stream, a part of
+    it, noise on it, a memory, joint training): that is what tables vary."""
+    alike: dict[str, Result] = {}
+    for result in results:
+        first, said = results[0], settings_of(result)
+        same_tasks(first, result)
+        if first.backbone.get("fingerprint") != result.backbone.get("fingerprint"):
+            raise BadInput(
+                f"results {first.key} and {result.key} are of different backbones: "
+                f"{first.backbone['name']} and {result.backbone['name']}; report them apart"
+            )
+        shape = json.dumps([len(result.R), *(said[name] for name in sorted(SHAPE))])
+        other = alike.setdefault(shape, result)
+        if other.stream.get("hash") != result.stream.get("hash"):
+            raise BadInput(
+                f"results {other.key} and {result.key} have streams with the same settings but "
+                "other pictures; the data has changed between them"
+            )
 
-    What was taught and streamed may differ (no stream, a part of it, noise on it, a memory, joint
-    training): that is what tables vary. The seed halves the test part, and noise may be put on it.
-    """
+
+def same_stream(one: Result, two: Result) -> None:
+    """Two results can be subtracted if they say the same of the same test halves. The seed halves
+    the test part, and noise may be put on it."""
     same_definitions([one, two])
-    same_tasks(one, two)
+    same_questions([one, two])
     mine, theirs = settings_of(one), settings_of(two)
     for name in ("seed", "test_noise"):
         if mine[name] != theirs[name]:
@@ -133,9 +170,3 @@ def same_stream(one: Result, two: Result) -> None:
                 f"results {one.key} and {two.key} are asked about different test pictures: "
                 f"{name} is {mine[name]} and {theirs[name]}"
             )
-    alike = len(one.R) == len(two.R) and all(mine[name] == theirs[name] for name in SHAPE)
-    if alike and one.stream.get("hash") != two.stream.get("hash"):
-        raise BadInput(
-            f"results {one.key} and {two.key} have streams with the same settings but other "
-            "pictures; the data has changed between them"
-        )

@@ -330,6 +330,7 @@ class Experiment:
                 "hash": stream.hash,
                 "images": [len(stream.session(t).unlabelled) for t in sessions],
                 "boundaries": list(stream.boundaries),
+                "left_out": stream.left_out,
             },
             pseudo_labels=_shares(progress.right, progress.guessed, 100),
             disagreement=_shares(progress.differed, progress.guessed, 100),

@@ -78,6 +78,7 @@ class Stream:
     order: Literal["shuffled", "correlated", "one class"] = "shuffled"
     together: bool = False  # joint training: one session with every class
     boundaries: tuple[int, ...] = ()  # the tasks before which another dataset begins
+    left_out: int = 0  # pictures that could not be read
 
     # Modifiers
 
@@ -295,7 +296,8 @@ def split(
             )
         )
     controls = ((dataset.control, dataset.prompts),) if dataset.control else ()
-    return Stream(dataset.name, tuple(made), seed, controls)
+    left_out = dataset.train.left_out + dataset.test.left_out
+    return Stream(dataset.name, tuple(made), seed, controls, left_out=left_out)
 
 
 def concat(*streams: Stream) -> Stream:
@@ -316,6 +318,7 @@ def concat(*streams: Stream) -> Stream:
         name="+".join(stream.name for stream in streams),
         tasks=tuple(task for stream in streams for task in stream.tasks),
         controls=tuple(control for stream in streams for control in stream.controls),
+        left_out=sum(stream.left_out for stream in streams),
     )
 
 

@@ -170,15 +170,17 @@ def in_turns(rows: dict[str, RunSettings], folder: Path, measure: bool) -> dict[
         return None
     learners = {n: Learner(p.settings.learner(), p.net) for n, p in plans.items()}
     taken: dict[str, list[float]] = {name: [] for name in rows}
+    steps: dict[str, list[int]] = {name: [] for name in rows}
     for t in range(min(len(p.stream.groups) for p in plans.values())):
         order = list(rows)
         for name in order if t % 2 == 0 else reversed(order):
             session, settings = plans[name].stream.session(t), plans[name].settings
             start = time.perf_counter()
-            _live(learners[name], session, settings.stream_batch)
+            steps[name].append(_live(learners[name], session, settings.stream_batch))
             taken[name].append(round(time.perf_counter() - start, 3))
     result = {
         "seconds": taken,
+        "steps": steps,
         "keys": {name: p.key for name, p in plans.items()},
         "streams": {name: p.stream.hash for name, p in plans.items()},
         "backbone": rows[order[0]].backbone,
@@ -193,7 +195,8 @@ def in_turns(rows: dict[str, RunSettings], folder: Path, measure: bool) -> dict[
     return result
 
 
-def _live(learner: Learner, session: Session, size: int) -> None:
+def _live(learner: Learner, session: Session, size: int) -> int:
+    """A session and its stream; says how many steps the stream had."""
     learner.learn(session)
-    for pixels in session.unlabelled.batches(size):
-        learner.adapt(pixels)
+    guesses = [learner.adapt(pixels) for pixels in session.unlabelled.batches(size)]
+    return sum(guess is not None for guess in guesses)

@@ -210,7 +210,7 @@ def reproduce(
         raise BadInput(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
     if gone:
         raise BadInput(
-            f"{listing} stays as it is, since {gone} of its cells would be empty now; "
+            f"{listing} stays as it is, since {gone} of its cells would have fewer seeds now; "
             "give the data and settings it was made with, or another --out"
         )
     if not as_json:

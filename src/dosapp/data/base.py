@@ -50,6 +50,7 @@ class Part:
 
     pictures: Pictures
     labels: Rows
+    left_out: int = 0  # pictures that could not be read, and were to be skipped
 
     def __post_init__(self) -> None:
         if len(self.pictures) != len(self.labels):

@@ -40,7 +40,7 @@ def mapped(half: Listing, preparation: str, skip_bad: bool) -> Part:
     first = next(iter(faults.values()))
     warnings.warn(f"{len(faults)} picture(s) are left out; the first: {first}", stacklevel=4)
     good = [row for row in range(len(found)) if str(row) not in faults]
-    return Part(replace(found, source=half.source.only(good)), half.labels[good])
+    return Part(replace(found, source=half.source.only(good)), half.labels[good], len(faults))
 
 
 @dataclass(frozen=True)

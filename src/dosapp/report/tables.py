@@ -13,7 +13,7 @@ from dosapp.errors import BadInput, unknown
 from dosapp.methods import METHODS
 from dosapp.methods.base import Ability
 from dosapp.plan import title
-from dosapp.result import Result, same_definitions, same_stream, same_tasks, settings_of
+from dosapp.result import Result, same_definitions, same_questions, same_stream, settings_of
 
 COLUMNS = {
     "accuracy": "Acc ↑",
@@ -80,19 +80,13 @@ def rows(results: Iterable[Result]) -> list[Row]:
                 f"results {other.key} and {result.key} have the same settings and seed, but other "
                 "data, weights or defaults; report one of them"
             )
-        same_tasks(next(iter(group.values())), result)
+    for name in sets:
+        same_questions([result for result in results if result.stream["name"] == name])
     firsts = [next(iter(group.values())) for group in groups.values()]
     return [
         Row(
             first.label
-            + _difference(
-                first,
-                [
-                    f
-                    for f in firsts
-                    if f.label == first.label and f.stream["name"] == first.stream["name"]
-                ],
-            ),
+            + _difference(first, [f for f in firsts if f.stream["name"] == first.stream["name"]]),
             first.stream["name"],
             tuple(group[seed] for seed in sorted(group)),
             several=len(sets) > 1,
@@ -101,12 +95,19 @@ def rows(results: Iterable[Result]) -> list[Row]:
     ]
 
 
-def _difference(one: Result, namesakes: list[Result]) -> str:
+ASKED = ("test_noise", "full_test")  # what it was asked about, which names do not say
+
+
+def _difference(one: Result, others: Sequence[Result]) -> str:
+    """What tells a row from its namesakes, and how it was asked if others were asked otherwise."""
+    namesakes = [other for other in others if other.label == one.label]
     differ = [
         _said(key, value)
         for key, value in settings_of(one).items()
         if key not in ("seed", "data", "options")
-        and any(settings_of(other)[key] != value for other in namesakes)
+        and any(
+            settings_of(f)[key] != value for f in (others if key in ASKED and value else namesakes)
+        )
     ]
     differ = [words for words in differ if words]
     return f" ({', '.join(differ)})" if differ else ""
