@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -17,7 +18,9 @@ from PIL import Image
 
 from conftest import SMALL
 from dosapp.cli import main
+from dosapp.grid import seed_list
 from dosapp.methods import METHODS
+from dosapp.reproduce import Scale
 
 FLAGS = [word for k, v in SMALL.items() for word in (f"--{k.replace('_', '-')}", str(v))]
 
@@ -106,6 +109,30 @@ def test_everything_at_once_and_flags_win_over_files(tmp_path) -> None:
     assert (settings["method"], settings["memory"], settings["seed"]) == ("spu", 6, 4)
     assert settings["options"] == {"sparsity": 0.3}
     assert "session 2/2" in done.stderr  # plain lines, since this is no terminal
+
+
+def test_every_summary_fits_a_narrow_terminal_and_there_is_a_version() -> None:
+    said = subprocess.run(
+        [sys.executable, "-m", "dosapp", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"COLUMNS": "80"},
+    ).stdout
+    assert "reproduce" in said
+    assert "..." not in said.partition("Commands:")[2]
+    assert re.fullmatch(r"dosapp \d+\.\d+\.\d+\n", dosapp("--version").stdout)
+
+
+def test_a_dry_run_says_what_is_done_and_needs_no_data(tmp_path) -> None:
+    (tmp_path / "g.yaml").write_text(yaml.safe_dump({**SMALL, "method": ["zero-shot", "flyp"]}))
+    dosapp("grid", tmp_path / "g.yaml", "--out", tmp_path, "--seeds", "0")
+    shutil.rmtree(next(p.parent for p in tmp_path.rglob("result.json") if "FLYP" in p.read_text()))
+    said = dosapp("grid", tmp_path / "g.yaml", "--out", tmp_path, "--seeds", "0", "--dry-run")
+    assert said.stdout.splitlines() == ["zero-shot, shapes, seed 0, done", "FLYP, shapes, seed 0"]
+    paper = dosapp("reproduce", "noise", "--scale", "real-small", "--dry-run", cwd=tmp_path)
+    assert len(paper.stdout.splitlines()) == 4 * 2 * len(seed_list(Scale.named("real-small").seeds))
+    assert "cannot be estimated here: backbone folder" in paper.stderr
 
 
 def test_lists_for_people_and_machines() -> None:

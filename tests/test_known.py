@@ -329,7 +329,7 @@ class TestDecodedOnce:
             data = load_dataset(str(place), tiny, skip_bad=True)
         before = len(whole.train.labels) + len(whole.test.labels)
         assert len(data.train.labels) + len(data.test.labels) == before - 1
-        assert split(data, 2).left_out == 1
+        assert data.train.left_out + data.test.left_out == 1
         for part in (data.train, data.test):
             assert len(part.pictures.read(range(len(part.labels)))) == len(part.labels)
 

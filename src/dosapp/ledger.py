@@ -20,6 +20,7 @@ from dosapp.plan import plan
 from dosapp.reproduce import LOWER, Row, Scale, command, table, timed
 from dosapp.result import Result, same_stream
 from dosapp.settings import RunSettings
+from dosapp.storage import read_json, write_bytes, write_json
 from dosapp.store import Store
 from dosapp.timing import in_turns
 
@@ -475,6 +476,23 @@ def opened(names: Sequence[str], scale: Scale, folder: Path, measure: bool = Fal
     read: dict[str, Result | None] = {}
     kinds = [TimeLedger if table(name).kind == "time" else Ledger for name in names]
     return [kind(n, scale, folder, measure, read) for kind, n in zip(kinds, names, strict=True)]
+
+
+def markdown(books: Sequence[Ledger]) -> str:
+    return "\n".join(book.markdown() for book in books)
+
+
+def write(books: Sequence[Ledger], place: Path) -> None:
+    """`.md` and `.json`, but never instead of ones that were filled from more."""
+    facts, listing = [book.facts() for book in books], place.with_suffix(".json")
+    fewer = lost(read_json(listing), facts) if listing.exists() else 0
+    if fewer:
+        raise BadInput(
+            f"{listing} stays as it is, since {fewer} of its cells would have fewer seeds now; "
+            "give the data and settings it was made with, or another --out"
+        )
+    write_json(listing, facts)
+    write_bytes(place.with_suffix(".md"), markdown(books).encode())
 
 
 def _shown(cell: Cell) -> str:

@@ -8,10 +8,12 @@ the smallest wins: it moves the weights least.
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from dosapp.backbones.clip import load as load_backbone
 from dosapp.core.chance import chance
@@ -20,7 +22,8 @@ from dosapp.errors import BadInput
 from dosapp.exam import LOOK
 from dosapp.learner import Learner
 from dosapp.plan import open_stream
-from dosapp.settings import RunSettings
+from dosapp.settings import RunSettings, read_yaml
+from dosapp.storage import write_bytes
 from dosapp.streams import Session
 from dosapp.student import Diverged
 
@@ -51,6 +54,33 @@ class Tuned:
             "images": self.images,
             "accuracy": {f"{t.lr:g}": f"{t.accuracy:.1f} ± {t.error:.1f}" for t in self.tried},
         }
+
+
+@dataclass
+class Rates:
+    """A file of chosen rates: each with what was seen when it was chosen, and the command."""
+
+    rates: dict[str, float] = field(default_factory=dict)
+    seen: dict[str, Any] = field(default_factory=dict)
+    commands: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, file: Path) -> "Rates":
+        """What was tuned before stays."""
+        if not file.exists():
+            return cls()
+        lines = file.read_text().splitlines()
+        return cls(**read_yaml(file), commands=[line for line in lines if line.startswith("#")])
+
+    def add(self, tuned: Tuned) -> None:
+        self.rates[tuned.method] = tuned.lr
+        self.seen[tuned.method] = tuned.seen()
+
+    def write(self, file: Path, command: str) -> None:
+        values = {"rates": self.rates, "seen": self.seen}
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        head = [*self.commands, f"# {command}"]
+        write_bytes(file, ("\n".join(head) + "\n" + text).encode())
 
 
 def tune(

@@ -334,6 +334,10 @@ def load(name: str) -> Clip:
     source = KNOWN.get(name.replace("/", "-"), name)
     folder = TINY if name == "tiny" else Path(source)
     local = folder.is_dir()
+    if not local and source[:1] in ("/", ".", "~"):
+        raise BadInput(
+            f"backbone folder '{name}' does not exist (from '{Path.cwd()}'); give another"
+        )
     if not local and "/" not in source:
         raise unknown("backbone", name, ["tiny", *KNOWN], "dosapp backbones")
     if local and not (folder / "config.json").exists():

@@ -15,7 +15,7 @@ def methods(
     abilities: Annotated[bool, typer.Option(help="the paper's table of who can do what")] = False,
     as_json: Json = False,
 ) -> None:
-    """What can learn, and what can adapt."""
+    """List the methods: what can learn, what can adapt."""
     from dosapp.methods import METHODS
 
     if abilities:
@@ -66,7 +66,7 @@ def methods(
 
 @app.command()
 def datasets(as_json: Json = False) -> None:
-    """What can be learned from."""
+    """List the datasets."""
     from dosapp.data import DOMAINS
     from dosapp.data.known import described
 
@@ -87,7 +87,7 @@ def datasets(as_json: Json = False) -> None:
 
 @app.command()
 def backbones(as_json: Json = False) -> None:
-    """What can be taught."""
+    """List the backbones."""
     from dosapp.backbones.clip import KNOWN
 
     facts = {"tiny": "embedded: 32 px, 1.2 M weights, pretrained on generated pictures"}

@@ -111,13 +111,15 @@ def grid(
     """Every run a file describes, each computed once, resumable."""
     from dosapp.grid import grid as compute
     from dosapp.grid import runs_in
-    from dosapp.plan import label
+    from dosapp.plan import label, plan
     from dosapp.progress import many
+    from dosapp.store import Store
 
     planned = runs_in(file, seeds)
     if dry_run:
         for one in planned:
-            print(f"{label(one)}, {one.data}, seed {one.seed}")
+            there = (Store(folder).place(plan(one)) / "result.json").exists()
+            print(f"{label(one)}, {one.data}, seed {one.seed}{', done' if there else ''}")
         return
     with many(planned, err) as watch:
         outcomes = compute(planned, folder, jobs=jobs, keep=keep, engine=engine, watch=watch)
@@ -151,15 +153,14 @@ def reproduce(
     ledger: Annotated[bool, typer.Option(help="run nothing, only read what is there")] = False,
     as_json: Json = False,
 ) -> None:
-    """A table of the paper, at a scale: compute what is missing, and write the ledger."""
+    """Compute a table of the paper, and write its ledger."""
     from dataclasses import replace
 
     from dosapp.grid import Outcome
     from dosapp.grid import grid as compute
-    from dosapp.ledger import lost, opened
+    from dosapp.ledger import markdown, opened, write
     from dosapp.progress import many
     from dosapp.reproduce import Scale, command, runs, table, tables, timed
-    from dosapp.storage import read_json, write_bytes, write_json
     from dosapp.timing import estimate
 
     if listed or name is None:
@@ -185,8 +186,11 @@ def reproduce(
         for reason in dict.fromkeys(filter(None, left_out)):
             err.print(f"note: {reason}")
         err.print(f"{len(planned)} run(s)")
-        with err.status("measuring a few steps of each kind of run"):
-            err.print(_costs(estimate(planned)))
+        try:
+            with err.status("measuring a few steps of each kind of run"):
+                err.print(_costs(estimate(planned)))
+        except BadInput as error:  # data or backbone are elsewhere: the list is right all the same
+            err.print(f"note: what they cost cannot be estimated here: {error}")
         return
     failed: list[Outcome] = []
     if not ledger:
@@ -194,25 +198,15 @@ def reproduce(
             outcomes = compute(planned, folder, jobs=jobs, engine=engine, watch=watch)
         failed = [o for o in outcomes if o.result is None]
     found = opened(names, size, folder, not ledger)
-    text = "\n".join(book.markdown() for book in found)
-    place = folder / f"ledger-{scale}{'' if name == 'all' else '-' + name}"
-    facts, listing = [book.facts() for book in found], place.with_suffix(".json")
-    gone = lost(read_json(listing), facts) if listing.exists() else 0
-    if not gone:
-        write_json(listing, facts)
-        write_bytes(place.with_suffix(".md"), text.encode())
     for book in found:
         book.draw(folder / f"{book.table.name}-{scale}")
         for reason in dict.fromkeys([*book.reasons, *book.unread]):
             err.print(f"note: {reason}")
-    print(json.dumps(facts) if as_json else text)
+    print(json.dumps([book.facts() for book in found]) if as_json else markdown(found))
     if failed:
         raise BadInput(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
-    if gone:
-        raise BadInput(
-            f"{listing} stays as it is, since {gone} of its cells would have fewer seeds now; "
-            "give the data and settings it was made with, or another --out"
-        )
+    place = folder / f"ledger-{scale}{'' if name == 'all' else '-' + name}"
+    write(found, place)
     if not as_json:
         out.print(f"wrote {place}.md and .json")
 
@@ -234,7 +228,7 @@ def estimate(
     options: SetOption = None,
     as_json: Json = False,
 ) -> None:
-    """What a run, or every run of a grid's file, would cost: time and memory. An estimate."""
+    """Time and memory that a run, or a grid, would take."""
     from dosapp.grid import runs_in
     from dosapp.plan import settings_from
     from dosapp.timing import USED, gpus
@@ -280,23 +274,16 @@ def tune(
     options: SetOption = None,
     as_json: Json = False,
 ) -> None:
-    """Choose learning rates on the first task's training images, and nothing else."""
-    import yaml
-
+    """Choose learning rates on the first task's lessons alone."""
     from dosapp.plan import settings_from
-    from dosapp.storage import write_bytes
-    from dosapp.tune import RATES
+    from dosapp.tune import RATES, Rates
     from dosapp.tune import tune as choose
 
     try:
         wanted = [float(r) for r in rates.split(",")] if rates else RATES
     except ValueError as error:
         raise BadInput(f"rates are '{rates}'; write them as 1e-4,3e-4") from error
-    found: dict[str, Any] = {"rates": {}, "seen": {}}
-    commands = [f"# {' '.join(['dosapp', *sys.argv[1:]])}\n"]
-    if file.exists():  # what was tuned before stays, with the command that did it
-        found |= read_yaml(file)
-        commands = [n for n in file.read_text().splitlines(True) if n[0] == "#"] + commands
+    found = Rates.read(file)
     for method in methods.split(","):
         settings = settings_from(
             None, {**flags, "method": method, "options": parsed(options or [])}
@@ -307,14 +294,12 @@ def tune(
                 status.update(f"tuning {method}: {lr:g}, seed {seed}")
 
             tuned = choose(settings, rates=wanted, seeds=tries, watch=watch)
-        found["rates"][method] = tuned.lr
-        found["seen"][method] = tuned.seen()
+        found.add(tuned)
         if not as_json:
             out.print(f"{method}: {tuned.lr:g}   {tuned.seen()['accuracy']}")
-    text = yaml.safe_dump(found, sort_keys=False, allow_unicode=True)
-    write_bytes(file, ("".join(commands) + text).encode())
+    found.write(file, " ".join(["dosapp", *sys.argv[1:]]))
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps({"rates": found.rates, "seen": found.seen}))
     else:
         out.print(f"wrote {file}")
 
@@ -333,7 +318,10 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Results → report.md, .csv, .tex, .html, and figures as PNG, SVG and PDF."""
+    """Tables, figures and a page from results.
+
+    report.md, .csv, .tex, .html, and each figure as PNG, SVG and PDF.
+    """
     from dosapp.grid import rows_of
     from dosapp.report import write_report
     from dosapp.report.tables import COLUMNS, WITH_COSTS
@@ -343,6 +331,6 @@ def report(
     if grid_file is not None:
         found = rows_of(grid_file, found)
     write_report(found, folder, title, against, WITH_COSTS if costs else COLUMNS)
-    show(found, as_json, costs)
+    show(found, as_json, costs, against)
     if not as_json:
         out.print(f"wrote {folder}/report.html, .md, .csv, .tex and figures")

@@ -21,7 +21,7 @@ def new(
     folder: Annotated[Path, typer.Argument(help="a folder that is not there yet")],
     options: SetOption = None,
 ) -> None:
-    """A learner that knows no class yet, to be taught by dosapp serve or from a program."""
+    """A learner without classes, for dosapp serve or a program."""
     from dosapp.learner import Learner
 
     if folder.exists():
@@ -33,7 +33,7 @@ def new(
 
 
 history_app = typer.Typer(
-    help="What a learner was: its versions, what changed, and the way back.", no_args_is_help=True
+    help="Versions of a learner: list, compare, go back.", no_args_is_help=True
 )
 app.add_typer(history_app, name="history")
 Number = Annotated[int, typer.Argument(min=1, help="a version's number")]
@@ -129,7 +129,7 @@ def export(
     place: Annotated[Path, typer.Argument(help="a new folder")],
     kind: Annotated[Literal["pretrained", "onnx"], typer.Option()] = "pretrained",
 ) -> None:
-    """What answers, as a plain model: for transformers, or the image tower as ONNX."""
+    """What answers, for transformers, or as ONNX."""
     from dosapp.export import export as write
     from dosapp.learner import Learner
 

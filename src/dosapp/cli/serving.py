@@ -30,7 +30,7 @@ def serve(
         int | None, typer.Option(min=1, help="readers beside one writer, on a Ray cluster")
     ] = None,
 ) -> None:
-    """Serve a learner: predict, adapt, teach, roll back, with a page at /."""
+    """Serve a learner over HTTP, with a page at /."""
     from dosapp.service.serve import demo as prepared
     from dosapp.service.serve import serve as run
 

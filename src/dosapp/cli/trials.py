@@ -45,7 +45,10 @@ def bench(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Ratios to a plain implementation and to bare inference, on a CLIP with random weights."""
+    """How fast we are, as ratios to a plain implementation.
+
+    And to bare inference, on a CLIP with random weights.
+    """
     from dosapp.bench.growth import growth as grow
     from dosapp.bench.measure import bench as measure
     from dosapp.bench.model import MODELS
@@ -83,7 +86,10 @@ def drill(
     folder: Annotated[Path, typer.Option("--out", help="where the findings go")] = Path("drills"),
     quick: Annotated[bool, typer.Option(help="a few minutes at most, and weaker findings")] = False,
 ) -> None:
-    """Try a promise of the service on purpose: harmful streams, crashes, load, bad requests."""
+    """Try a promise of the service on purpose.
+
+    Harmful streams, crashes, load, bad requests.
+    """
     from dosapp.drills import hold
     from dosapp.drills.figures import draw
     from dosapp.storage import write_json

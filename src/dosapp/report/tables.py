@@ -189,7 +189,7 @@ def paired(table: Sequence[Row], against: str) -> str:
     if not found:
         raise unknown("row", against, [row.name for row in table])
     reference = {result.settings["seed"]: result for result in found[0].results}
-    head = [f"less {against}", *COLUMNS.values(), "seeds"]
+    head = [f"difference to {against}", *COLUMNS.values(), "seeds"]
     lines = [head, ["---"] * len(head)]
     for row in table:
         both = [r for r in row.results if r.settings["seed"] in reference]
