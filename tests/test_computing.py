@@ -15,6 +15,7 @@ from dosapp.data.base import Prompts
 from dosapp.errors import BadInput
 from dosapp.learner import Learner
 from dosapp.methods.dosapp import DoSAPP
+from dosapp.peak import peak
 from dosapp.plan import plan
 from dosapp.settings import LearnerSettings
 from dosapp.student import Diverged, Selection, Student
@@ -288,3 +289,23 @@ thread.join()
     if sys.platform != "linux" or fewest("usual") < 1000:
         pytest.skip("this machine's memory is kept anyway")
     assert fewest("keep") < 1000
+
+
+def test_a_runs_peak_is_not_what_an_earlier_one_in_its_process_needed() -> None:
+    if not sys.platform.startswith("linux") or peak() is None:
+        pytest.skip("nobody says how much memory is held here")
+    program = """
+from dosapp.peak import forget_peak, keep_memory, peak
+
+keep_memory()
+import torch
+
+torch.ones(100_000_000)
+print(peak())
+forget_peak()
+print(peak())
+"""
+    command = [sys.executable, "-c", program]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    large, usual = map(float, said.split())
+    assert large - usual > 300  # of 381 MB

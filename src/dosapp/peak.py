@@ -1,6 +1,7 @@
 """How much memory a process holds, or has held at most since a moment, on Linux; and keeping it."""
 
 import ctypes
+import gc
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,11 @@ PROCESS = Path("/proc/self")
 
 
 def forget_peak() -> None:
-    """Start counting from what is held now."""
+    """Start counting from what is in use now: what an earlier run in this process needed, and was
+    kept, is given back first."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
     with suppress(OSError):  # elsewhere, or not allowed: the peak is then of the whole process
         (PROCESS / "clear_refs").write_text("5")
 
