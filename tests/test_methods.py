@@ -1,5 +1,9 @@
 """Every method and every pair against the shared checks, and what each one promises."""
 
+import json
+import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -96,6 +100,27 @@ def test_zero_shot_never_moves(small, tiny) -> None:
     learner, _ = checks.lived(small(method="zero-shot"), tiny)
     after = learner.student.net.weights()
     assert all(torch.equal(after[n], w) for n, w in before.items())
+
+
+def test_methods_of_other_packages_are_found_by_name(tmp_path) -> None:
+    about = tmp_path / "careful-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: careful\nVersion: 1.0\n")
+    entries = ["careful = careful:Careful", "spu = careful:Careful", "torn = nowhere:X"]
+    (about / "entry_points.txt").write_text("\n".join(["[dosapp.methods]", *entries]))
+    code = "from dosapp.methods.flyp import FLYP\n\n\nclass Careful(FLYP):\n    idea = 'slowly'\n"
+    (tmp_path / "careful.py").write_text(code)
+    said = subprocess.run(
+        [sys.executable, "-m", "dosapp", "methods", "--json"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(said.stdout)
+    assert found["careful"]["idea"] == "slowly"
+    assert found["spu"]["idea"] == METHODS["spu"].idea  # ours keep their names
+    assert "method 'torn' is left out: No module named 'nowhere'" in said.stderr
 
 
 class TestDoSAPP:

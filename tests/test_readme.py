@@ -110,13 +110,7 @@ def test_the_python_example_runs(tmp_path, monkeypatch) -> None:
 def test_a_method_is_one_file_and_gets_every_check(small, tiny, tmp_path, monkeypatch) -> None:
     (code,) = blocks((ROOT / "CONTRIBUTING.md").read_text(), "python")
     space = {}
-    imports = (
-        "from torch import Tensor\n"
-        "from dosapp.core.losses import clip_loss\n"
-        "from dosapp.methods.base import Guess, Method, settings\n"
-        "from dosapp.student import Student\n"
-    )
-    exec(imports + code, space)
+    exec(code, space)
     monkeypatch.setattr(methods, "METHODS", {**methods.METHODS, "careful": space["Careful"]})
     settings = small(method="spu", adapt="careful", options={"sure": 0.2})
     checks.inputs_are_not_modified(settings, tiny)

@@ -27,6 +27,16 @@ def test_tasks_are_disjoint_and_in_order(stream) -> None:
     assert [len(task.classes) for task in stream.tasks] == [3, 3, 3, 3]
 
 
+def test_a_caption_of_ones_own_is_part_of_the_stream(small, tiny) -> None:
+    usual, own = (open_stream(small(caption=c), tiny) for c in ("", "a drawing of a {}."))
+    assert own.hash != usual.hash
+    assert own.session(0).prompts[own.classes[0]].caption("star") == "a drawing of a star."
+    assert own.tasks[0].prompts.evaluate == ("a drawing of a {}.",)
+    for wrong in ("a photo", "a {} and a {}", "{0} {}"):
+        with pytest.raises(BadInput, match=r"write \{\} once, where the name goes"):
+            small(caption=wrong)
+
+
 def test_halves_are_disjoint_per_class_and_cover_the_test_set(stream) -> None:
     for task in stream.tasks:
         unlabelled, test = set(task.field.keys()), set(task.test.keys())

@@ -5,6 +5,7 @@ onnx         the image tower as `image.onnx`, features of the classes as `classe
 """
 
 import json
+import logging
 import shutil
 import tempfile
 import warnings
@@ -78,6 +79,8 @@ def _onnx(expert: Clip, folder: Path) -> None:
     except ImportError as error:
         raise BadInput(f"an ONNX export needs {error.name}; pip install 'dosapp[onnx]'") from error
     pixels = torch.rand(2, 3, expert.pixels, expert.pixels)
+    # The exporter misses torchvision, which we do without.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter speaks of its own future
         torch.onnx.export(

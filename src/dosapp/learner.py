@@ -135,7 +135,8 @@ class Learner:
 
     def session(self, images: "Mapping[str, Images]") -> Session:
         """Pictures by class name as a session; classes that are known keep their captions."""
-        made = Session.of({name: self.pictures(found) for name, found in images.items()})
+        pictures = {name: self.pictures(found) for name, found in images.items()}
+        made = Session.of(pictures, Prompts.of(self.settings.caption))
         return replace(made, prompts={**made.prompts, **self._prompts(made.classes)})
 
     def _prompts(self, names: Sequence[str]) -> dict[str, Prompts]:

@@ -10,7 +10,7 @@ import yaml
 from dosapp.backbones.base import Backbone
 from dosapp.backbones.clip import load as load_backbone
 from dosapp.data import load_dataset
-from dosapp.data.base import Dataset
+from dosapp.data.base import Dataset, Prompts
 from dosapp.errors import BadInput
 from dosapp.methods import build, named
 from dosapp.methods.base import Method
@@ -47,6 +47,8 @@ def open_stream(settings: RunSettings, net: Backbone) -> Stream:
         )
         if s.classes is not None:
             dataset = first_classes(dataset, s.classes)
+        if s.caption:
+            dataset = replace(dataset, prompts=Prompts.of(s.caption))
         parts.append(split(dataset, groups or s.tasks, seed=s.seed, order=order))
     stream = concat(*parts) if len(parts) > 1 else parts[0]
     if s.full_test:  # first: all of D^u is asked about, whatever is done to the stream

@@ -133,7 +133,7 @@ def same_tasks(one: Result, two: Result) -> None:
 
 # Settings that shape a stream: with all of them equal, its hash is the hash of the pictures.
 SHAPE = set(RunSettings.model_fields) - set(LearnerSettings.model_fields)
-SHAPE = SHAPE - {"data_dir", "stream_batch"} | {"seed"}
+SHAPE = SHAPE - {"data_dir", "stream_batch"} | {"seed", "caption"}
 
 
 def same_questions(results: Sequence[Result]) -> None:

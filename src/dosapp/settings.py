@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from dosapp.errors import BadInput, unknown
 
@@ -33,7 +33,8 @@ class Checked(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])
-            raise BadInput(f"{name} is {first['input']!r}: {first['msg'].lower()}") from error
+            why = first["msg"].removeprefix("Value error, ")
+            raise BadInput(f"{name} is {first['input']!r}: {why[0].lower()}{why[1:]}") from error
 
 
 class LearnerSettings(Checked):
@@ -43,13 +44,14 @@ class LearnerSettings(Checked):
     method: str = Field("dosapp", description="how it learns with labels: dosapp methods")
     adapt: str | None = Field(None, description="how it adapts without, if not by the method")
     options: dict[str, Any] = Field(default_factory=dict, description="settings of the method")
+    caption: str = Field("", description="of a class, {} is its name; none: the dataset's own")
     memory: int = Field(0, ge=0, description="pictures kept for replay; 0 stores none")
     seed: int = Field(0, ge=0, description="order of images, halves of the test set, memory")
-    lr: float | None = Field(None, gt=0, description="learning rate; none: tuned, else the paper's")
+    lr: float | None = Field(None, gt=0, description="rate; none: tiny's tuned ones, else 7.5e-6")
     weight_decay: float = Field(0.2, ge=0, description="AdamW's, on the weights that move")
     epochs: int = Field(10, ge=1, description="passes over a session's lessons")
     batch: int = Field(64, ge=1, description="labelled images per step")
-    rivals: bool = Field(False, description="tell lessons from all known captions, not the batch's")
+    rivals: bool = Field(False, description="contrast lessons with every known caption")
 
     stream_lr: float | None = Field(None, gt=0, description="rate without labels; none: the same")
     gate: float = Field(0.0, ge=0, lt=1, description="probability below which no image is learned")
@@ -60,11 +62,18 @@ class LearnerSettings(Checked):
 
     device: str = Field("cpu", description="where it computes: cpu, cuda, mps, or auto")
     precision: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="of the towers' products; weights and losses stay float32"
+        "float32", description="of matrix products (autocast); weights and losses stay float32"
     )
     compile: bool = Field(False, description="compile the blocks with torch.compile")
     microbatch: int = Field(0, ge=0, description="images encoded at a time; 0: the whole batch")
     checkpointing: bool = Field(False, description="compute activations again in the backward")
+
+    @field_validator("caption")
+    @classmethod
+    def _has_a_place_for_the_name(cls, caption: str) -> str:
+        if caption and (caption.count("{}") != 1 or caption.count("{") != 1):
+            raise ValueError("write {} once, where the name goes: 'a photo of a {}.'")
+        return caption
 
     @property
     def rate(self) -> float:

@@ -118,7 +118,7 @@ def grid(
     planned = runs_in(file, seeds)
     if dry_run:
         for one in planned:
-            there = (Store(folder).place(plan(one)) / "result.json").exists()
+            there = folder.exists() and (Store(folder).place(plan(one)) / "result.json").exists()
             print(f"{label(one)}, {one.data}, seed {one.seed}{', done' if there else ''}")
         return
     with many(planned, err) as watch:

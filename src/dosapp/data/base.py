@@ -72,6 +72,11 @@ class Prompts:
     train: str = "a photo of a {}."
     evaluate: tuple[str, ...] = ("a photo of a {}.",)
 
+    @classmethod
+    def of(cls, caption: str) -> "Prompts":
+        """One caption in training and evaluation; without one, the default."""
+        return cls(caption, (caption,)) if caption else cls()
+
     def caption(self, name: str) -> str:
         return self.train.format(name)
 

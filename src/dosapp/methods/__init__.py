@@ -1,6 +1,8 @@
-"""Every method by name. Adding one is a file and a line here."""
+"""Every method by name. Adding one is a file and a line here, or an entry point of any package."""
 
+import warnings
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from typing import Any
 
 from pydantic import ValidationError
@@ -27,7 +29,7 @@ from dosapp.methods.taught import DSS
 from dosapp.methods.tent import Tent
 from dosapp.methods.zscl import ZSCL
 
-METHODS: Mapping[str, type[Method]] = {
+METHODS: dict[str, type[Method]] = {
     "zero-shot": ZeroShot,
     "flyp": FLYP,
     "lwf": LwF,
@@ -52,6 +54,11 @@ METHODS: Mapping[str, type[Method]] = {
     "psmt": PSMT,
     "dss-style": DSS,
 }
+for entry in entry_points(group="dosapp.methods"):  # of other packages; ours keep their names
+    try:
+        METHODS.setdefault(entry.name, entry.load())
+    except Exception as error:  # theirs, whatever it is: everybody else can still be used
+        warnings.warn(f"method '{entry.name}' is left out: {error}", stacklevel=2)
 
 
 def named(name: str) -> type[Method]:

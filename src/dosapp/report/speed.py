@@ -7,7 +7,7 @@ from typing import Any
 from dosapp.errors import BadInput
 from dosapp.storage import write_bytes, write_json
 
-# name → what it is, must reach, dream; a ≤ says that smaller is better
+# name → what it is, required, target; a ≤ says that smaller is better
 TARGETS = {
     "ttl_batch64_classes100": ("TTL step, batch 64, 100 classes: plain ÷ ours", "1.45", "1.55"),
     "ttl_batch8_classes200": ("TTL step, batch 8, 200 classes: plain ÷ ours", "3.0", "4.0"),
@@ -27,11 +27,11 @@ UNMEASURED = "not measured yet"
 def table(found: Mapping[str, Any] | None) -> str:
     """Markdown, with the targets; what was not measured says so."""
     ratios = found["ratios"] if found else {}
-    lines = ["| figure | must reach | dream | measured |", "|---|---|---|---|"]
-    for name, (words, must, dream) in TARGETS.items():
+    lines = ["| figure | required | target | measured |", "|---|---|---|---|"]
+    for name, (words, required, target) in TARGETS.items():
         value = ratios.get(name)
         said = UNMEASURED if value is None else f"{value:.3f}"
-        lines.append(f"| {words} | {must} | {dream} | {said} |")
+        lines.append(f"| {words} | {required} | {target} | {said} |")
     return "\n".join(lines) + "\n"
 
 
