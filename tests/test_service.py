@@ -659,6 +659,25 @@ class TestClasses:
         assert reasons[1:] == [f"renamed '{first}' to 'renard roux'", f"removed '{second}'"]
         assert Learner.load(folder).classes == ["renard roux", third]
 
+    @pytest.mark.filterwarnings("ignore:the session has", "ignore:a lesson of")
+    def test_corrections_that_wait_go_where_their_class_goes(self, folder, stream) -> None:
+        first, second, third = Learner.load(folder).classes
+        picture = base64.b64encode(pictures(stream)[0]).decode()
+        with served(folder) as service, asking(build(service)) as client:
+            for label in (first, first, second):
+                client.post("/correct", json={"image": picture, "label": label})
+            client.post("/classes/rename", json={"name": first, "to": "wolf"})
+            client.post("/classes/remove", json={"name": second})
+            assert client.get("/status").json()["corrections"] == 2
+            job = finished(client, client.post("/learn", json={}))
+            assert (job["state"], job["classes"], job["images"]) == ("done", ["wolf"], 2)
+            assert client.get("/classes").json()["classes"] == ["wolf", third]
+            client.post("/correct", json={"image": picture, "label": third})
+            refused = client.post("/classes/rename", json={"name": third, "to": "wolf"})
+            assert refused.status_code == 400
+            assert client.post("/classes/remove", json={"name": third}).status_code == 200
+            assert client.post("/learn", json={}).status_code == 400  # nothing waits
+
 
 class TestVersions:
     def test_back_and_forward_again_is_bit_exact(self, folder, stream) -> None:

@@ -230,6 +230,14 @@ class Teaching(Service):
             for name, found in corrections.items():
                 self._corrections.setdefault(name, []).extend(found)
 
+    def _wait_as(self, new: str | None, old: str) -> None:
+        """A class has another name, or is gone: so have its corrections, or they would teach it
+        anew."""
+        with self._turn:
+            found = self._corrections.pop(old, [])
+            if found and new is not None:
+                self._corrections.setdefault(new, []).extend(found)
+
     def _count(self) -> int:
         return sum(len(found) for found in self._corrections.values())
 
@@ -271,12 +279,21 @@ class Teaching(Service):
 
     def rename(self, old: str, new: str, who: str) -> int:
         name = class_name(new)
-        facts = {"class": old, "to": name}
-        return self._ordered("renamed", who, lambda: self.writer.rename(old, name, who), facts)
+
+        def order() -> int:
+            version = self.writer.rename(old, name, who)
+            self._wait_as(name, old)
+            return version
+
+        return self._ordered("renamed", who, order, {"class": old, "to": name})
 
     def remove(self, name: str, who: str) -> int:
-        facts = {"class": name}
-        return self._ordered("removed", who, lambda: self.writer.remove(name, who), facts)
+        def order() -> int:
+            version = self.writer.remove(name, who)
+            self._wait_as(None, name)
+            return version
+
+        return self._ordered("removed", who, order, {"class": name})
 
     def freeze(self, who: str) -> str:
         """At once; says what could not be written about it."""
