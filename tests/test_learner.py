@@ -485,6 +485,24 @@ class TestHistory:
         assert Learner.history_of(folder).versions()[-1].reason == "rolled back to version 2"
         assert path.with_name(path.name + ".damaged").exists() == torn
 
+    def test_who_has_read_a_version_that_is_replaced_reads_the_new_one(self, kept) -> None:
+        """Another writer sets a torn head aside and goes on with the same numbers."""
+        learner, folder = kept
+        reader = learner.history(folder)
+        before = checksum(reader.at(5))
+        path = folder / "versions" / "000005.safetensors"
+        path.write_bytes(path.read_bytes()[:-100])
+        with pytest.warns(UserWarning, match="going on from version 4"):
+            Learner.rollback(folder, 2)
+        assert checksum(reader.at(5)) != before
+        assert checksum(reader.at(5)) == checksum(reader.at(2))
+        reader.at(5)  # read, and replaced again, before the next one
+        path.write_bytes(path.read_bytes()[:-100])
+        with pytest.warns(UserWarning, match="going on from version 4"):
+            Learner.rollback(folder, 3)
+        Learner.rollback(folder, 1)
+        assert checksum(reader.at(6)) == checksum(reader.at(1))
+
     def test_a_replayed_class_is_forgotten_with_its_pictures(self, small, tiny, tmp_path) -> None:
         stream = open_stream(small(), tiny)
         learner = Learner(small(memory=6).learner(), tiny)

@@ -31,6 +31,7 @@ from dosapp.service.reader import Answer, Busy
 from dosapp.service.service import ReadOnly, opened
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
+from dosapp.storage import write_bytes
 
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
@@ -947,3 +948,19 @@ class TestReplicas:
             with pytest.raises(ReadOnly):
                 replica.rollback(1, "me")
             assert there.get("/status").json()["writes"] is False
+
+    def test_a_replica_follows_a_head_that_was_replaced_under_its_number(
+        self, folder, stream
+    ) -> None:
+        other = Path(shutil.copytree(folder, folder.parent / "other"))
+        for place, rows in ((folder, range(8)), (other, range(8, 16))):
+            learner = Learner.load(place)
+            learner.adapt(stream.session(0).unlabelled.read(rows))
+            learner.save(place)
+        wanted = Learner.load(other).digest()
+        with opened(folder, ServiceSettings(), follow=True) as replica:
+            assert replica.version == 2
+            for name in ("versions/000002.safetensors", "working.safetensors"):
+                write_bytes(folder / name, (other / name).read_bytes())
+            until(lambda: replica.reader.published.learner.digest() == wanted)
+            assert replica.version == 2

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,13 +78,21 @@ def moved(new: State, old: State, base: Base) -> list[Moved]:
     return sorted(found, key=lambda one: -one.distance)
 
 
+class Replayed(NamedTuple):
+    """A version, put together from all before it; 0 is before anything was learned."""
+
+    number: int
+    checksum: str
+    tensors: dict[str, Tensor]
+
+
 class History:
     """`base` gives the tensors before anything was learned, by the names of the state."""
 
     def __init__(self, folder: Path, base: Base) -> None:
         self.folder, self._base = folder, base
-        self._head: tuple[int, str, dict[str, Tensor]] | None = None
-        self._known: tuple[int, str, dict[str, Tensor]] = (0, "", {})  # replayed last
+        self._head: Replayed | None = None
+        self._known = Replayed(0, "", {})  # what was replayed last
         self.torn = False  # something after the head cannot be read
 
     def exists(self) -> bool:
@@ -117,7 +125,8 @@ class History:
             },
         )
         total = write_record(self._file(number + 1), record)
-        self._head = (number + 1, total, {k: t.clone() for k, t in state.tensors.items()})
+        tensors = {k: t.clone() for k, t in state.tensors.items()}
+        self._head = Replayed(number + 1, total, tensors)
         return number + 1
 
     def checkpoint(self, state: State, working: State) -> None:
@@ -147,12 +156,13 @@ class History:
     def resume(self) -> tuple[State, State]:
         """The state and the working part, exactly as they were at the last checkpoint."""
         record, _ = self._read(self._working)
-        number, parent, tensors = self._replayed(record.facts["version"])
-        if parent != record.facts["checksum"]:
-            raise Damaged(f"'{self._working}' stands on a version {number} that has been replaced")
-        self._head = (number, parent, tensors)
-        changed = under("state/", record.tensors)
-        now = applied(changed, tensors, self._base)
+        head = self._replayed(record.facts["version"])
+        if head.checksum != record.facts["checksum"]:
+            raise Damaged(
+                f"'{self._working}' stands on a version {head.number} that has been replaced"
+            )
+        self._head = head
+        now = applied(under("state/", record.tensors), head.tensors, self._base)
         working = under("working/", record.tensors)
         return State(now, record.facts["state"]), State(working, record.facts["working"])
 
@@ -169,17 +179,17 @@ class History:
         if number < self._first():
             return None
         self._head, self.torn = self._replayed(number), True
-        return number, State(self._head[2], dict(self._described(number).facts))
+        return number, State(self._head.tensors, dict(self._described(number).facts))
 
     def begin_again(self) -> None:
         """For whoever cannot go on without the checkpoint: all versions are set aside."""
-        self._head, self.torn = (0, "", {}), True
+        self._head, self.torn = Replayed(0, "", {}), True
         self._set_aside()
 
     def _set_aside(self) -> None:
         if self.torn and self._head is not None:
             for number in self._files():
-                if number > self._head[0]:
+                if number > self._head.number:
                     path = self._file(number)
                     path.replace(path.with_name(path.name + ".damaged"))
             self.torn = False
@@ -187,8 +197,15 @@ class History:
     @property
     def head(self) -> int:
         """The last version that was acknowledged, 0 if there is none."""
-        version: int = self._facts(self._working)[0]["version"] if self.exists() else 0
-        return version
+        return self.acknowledged[0]
+
+    @property
+    def acknowledged(self) -> tuple[int, str]:
+        """The head and its checksum: after a rescue a number may be another version's."""
+        if not self.exists():
+            return 0, ""
+        facts, _ = self._facts(self._working)
+        return facts["version"], facts["checksum"]
 
     @property
     def oldest(self) -> int:
@@ -198,8 +215,7 @@ class History:
     def at(self, number: int) -> State:
         """The state of one version."""
         self._check_known(number)
-        _, _, tensors = self._replayed(number)
-        return State(tensors, dict(self._described(number).facts))
+        return State(self._replayed(number).tensors, dict(self._described(number).facts))
 
     def versions(self) -> list[Version]:
         """Up to the first that is torn, from their headers; their tensors are checked when they
@@ -224,7 +240,7 @@ class History:
         facts, total = self._facts(path)
         return Version(
             facts["number"],
-            facts.get("stands_for", total),
+            _name(facts, total),
             facts["parent"],
             facts["reason"],
             facts["created"],
@@ -267,20 +283,20 @@ class History:
         numbers = self._numbers()
         first = numbers[-max(1, keep) :][0] if numbers else 0
         if first > self._first():
-            _, stands_for, tensors = self._replayed(first)
+            whole = self._replayed(first)
             record, _ = self._read(self._file(first))
-            facts = {**record.facts, "parent": "", "stands_for": stands_for}
-            write_record(self._file(first), State(changes(tensors, {}, self._base), facts))
+            facts = {**record.facts, "parent": "", "stands_for": whole.checksum}
+            write_record(self._file(first), State(changes(whole.tensors, {}, self._base), facts))
         gone = [number for number in self._files() if number < first]  # after a kill, again
         for number in gone:
             self._file(number).unlink()
         return len(gone)
 
-    def _at_head(self) -> tuple[int, str, dict[str, Tensor]]:
+    def _at_head(self) -> Replayed:
         if self._head is None:
             self._sweep()
             if not self.exists():
-                self._head = (0, "", {})
+                self._head = Replayed(0, "", {})
                 return self._head
             try:
                 self.resume()
@@ -296,21 +312,25 @@ class History:
         for path in [*left, *(self.folder / "versions").glob(".*.safetensors.*")]:
             path.unlink()
 
-    def _replayed(self, number: int) -> tuple[int, str, dict[str, Tensor]]:
+    def _replayed(self, number: int) -> Replayed:
         """Base and versions 1 … `number`, each checked against its child's idea of it. What was
-        replayed last is not read again."""
-        known, parent, tensors = self._known
+        replayed last is not read again, unless somebody has put another in its place."""
         first = self._first()
-        if not first <= known <= number:
-            known, parent, tensors = first - 1, "", {}
+        if not first <= self._known.number <= number or self._replaced(self._known):
+            self._known = Replayed(first - 1, "", {})
+        known, parent, tensors = self._known
         for n in range(known + 1, number + 1):
             record, total = self._read(self._file(n))
             if record.facts["parent"] != parent:
                 raise Damaged(f"'{self._file(n)}' does not follow the version before it")
             tensors = applied(record.tensors, tensors, self._base)
-            parent = record.facts.get("stands_for", total)
-        self._known = (number, parent, tensors)
+            parent = _name(record.facts, total)
+        self._known = Replayed(number, parent, tensors)
         return self._known
+
+    def _replaced(self, known: Replayed) -> bool:
+        """By a writer that has rescued what was before it."""
+        return _name(*self._facts(self._file(known.number))) != known.checksum
 
     def _first(self) -> int:
         """The oldest version that needs no other: the last that stands for all before it."""
@@ -331,6 +351,12 @@ class History:
     def _facts(self, path: Path) -> tuple[dict[str, Any], str]:
         facts, total = read_facts(path)
         return _upgraded(State({}, facts), path).facts, total
+
+
+def _name(facts: Mapping[str, Any], total: str) -> str:
+    """The checksum its children know a version by, whatever it has taken in since."""
+    found: str = facts.get("stands_for", total)
+    return found
 
 
 def _upgraded(record: State, path: Path) -> State:

@@ -323,18 +323,21 @@ class Replica(Service):
         self._learner = Learner.opened(folder, device=self.settings.device)
         self.history = self._learner.history(folder)
         self.uploads = Uploads(self._learner, self.settings)
+        self._followed = (0, "")  # the newest head, by number and checksum
         self.reader = Reader(self._newest(), self.settings)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
 
     def _newest(self) -> Published:
-        number = self.history.head
-        return Published(number, self._learner.at(self.history.at(number), learns=False))
+        head = self.history.acknowledged
+        learner = self._learner.at(self.history.at(head[0]), learns=False)
+        self._followed = head  # now that it could be read
+        return Published(head[0], learner)
 
     def _follow(self) -> None:
         while not self._ending.wait(GLANCE):
             try:
-                if self.history.head != self.version:
+                if self.history.acknowledged != self._followed:
                     self.reader.published = self._newest()
             except (BadInput, OSError) as error:  # the writer was in the middle of something
                 warnings.warn(f"{error}; looking again", stacklevel=1)
