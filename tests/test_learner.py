@@ -6,6 +6,7 @@ import shutil
 import warnings
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -545,6 +546,29 @@ class TestHistory:
         again = learner.history(folder)
         assert again.forget(2) == 1  # and once more, over one that stands for others
         assert checksum(learner.history(folder).at(5)) == wanted[5]
+
+    def test_a_version_dropped_while_one_looks_is_left_out(self, kept, monkeypatch) -> None:
+        learner, folder = kept
+        history = learner.history(folder)
+        found, facts = history._numbers(), history._facts
+
+        def dropped(path: Path) -> tuple[dict[str, Any], str]:
+            said = facts(path)
+            if path.name.startswith(("000001", "000002")):
+                path.unlink()
+            return said
+
+        monkeypatch.setattr(history, "_numbers", lambda: found)  # as they were when we looked
+        monkeypatch.setattr(history, "_facts", dropped)
+        assert [v.number for v in history.versions()] == [3, 4, 5]
+
+    def test_one_version_dropped_while_one_looks_is_a_sentence(self, kept, monkeypatch) -> None:
+        history = kept[0].history(kept[1])
+        facts = history._facts
+        monkeypatch.setattr(history, "_check_known", lambda number: None)
+        monkeypatch.setattr(history, "_facts", lambda path: (facts(path), path.unlink())[0])
+        with pytest.raises(BadInput, match="does not exist"):
+            history.version(1)
 
     def test_a_kill_while_dropping_leaves_what_is_needed(self, kept, monkeypatch) -> None:
         learner, folder = kept

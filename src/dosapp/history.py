@@ -238,13 +238,17 @@ class History:
     def _described(self, number: int) -> Version:
         path = self._file(number)
         facts, total = self._facts(path)
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError as error:  # dropped since its facts were read
+            raise Damaged(f"'{path}' does not exist") from error
         return Version(
             facts["number"],
             _name(facts, total),
             facts["parent"],
             facts["reason"],
             facts["created"],
-            path.stat().st_size,
+            size,
             facts["facts"],
             facts.get("seen", {}),
         )
