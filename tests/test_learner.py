@@ -19,7 +19,7 @@ from dosapp.learner import Learner
 from dosapp.memory import Memory
 from dosapp.plan import open_stream
 from dosapp.run import run
-from dosapp.storage import Damaged, State, checksum, locked
+from dosapp.storage import Damaged, State, checksum, locked, read_json, write_json
 from dosapp.streams import Session
 
 
@@ -279,6 +279,26 @@ class TestFolders:
         with pytest.raises(BadInput, match=r"no learner\.json"):
             Learner.load(tmp_path)
 
+    def test_versions_are_listed_without_the_backbone(self, taught, tmp_path, monkeypatch) -> None:
+        """Which may be large, or somewhere that cannot be reached; a version's weights need it."""
+        folder = tmp_path / "x"
+        taught[0].save(folder, "taught")
+
+        def offline(name: str) -> None:
+            raise BadInput(f"backbone '{name}' could not be loaded")
+
+        monkeypatch.setattr("dosapp.learner.load_backbone", offline)
+        history = Learner.history_of(folder)
+        assert [v.reason for v in history.versions()] == ["taught"]
+        assert (history.head, history.version(1).facts["sessions"]) == (1, 1)
+        with pytest.raises(BadInput, match="could not be loaded"):
+            history.at(1)
+        write_json(folder / "learner.json", {**read_json(folder / "learner.json"), "format": 9})
+        with pytest.raises(BadInput, match="has format 9; this dosapp reads 1"):
+            Learner.history_of(folder)
+        with pytest.raises(BadInput, match=r"no learner\.json"):
+            Learner.history_of(tmp_path)
+
     def test_a_tampered_version_is_detected(self, taught, tmp_path) -> None:
         learner, _ = taught
         learner.save(tmp_path / "x")
@@ -526,7 +546,7 @@ class TestHistory:
         found = {one.name: one for one in there}
         name = next(iter(learner.student.net.first_mlp()))
         now = learner.student.net.weights()[name].detach()
-        before = learner._base(f"student/{name}")
+        before = learner.origin.weights()[name].detach()
         gap = (now - before).double()
         assert found[f"student/{name}"].entries == int((now != before).sum())
         assert found[f"student/{name}"].distance == pytest.approx(float(gap.norm()))

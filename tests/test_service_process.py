@@ -16,7 +16,7 @@ import torch
 from dosapp.core.masks import top_fraction
 from dosapp.drills.served import lesson, pictures, served, small_learner
 from dosapp.errors import BadInput
-from dosapp.learner import Learner
+from dosapp.learner import Learner, Origin
 from dosapp.service.service import GLANCE, opened
 from dosapp.service.settings import ServiceSettings
 from dosapp.settings import LearnerSettings
@@ -240,8 +240,9 @@ def test_a_version_of_vit_b_16_costs_what_has_changed(tmp_path) -> None:
     from dosapp.bench.model import random_clip, vit_b_16
 
     net = random_clip(vit_b_16())
-    learner = Learner(LearnerSettings(), net, fingerprint="random")
-    learner._origin = net.twin(list(net.weights()))
+    origin = Origin("random", "random")
+    origin.net = net.twin(list(net.weights()))
+    learner = Learner(LearnerSettings(), net, origin)
     student, method = learner.student, learner.method
     generator = torch.Generator().manual_seed(0)
     scores = {n: torch.rand(w.shape, generator=generator) for n, w in net.first_mlp().items()}

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +74,44 @@ class Pass:
         return map(self.read, self.rows)
 
 
+class Origin:
+    """A backbone before any learning, read when it is first asked for. Learners at several states
+    and their histories share one."""
+
+    def __init__(self, name: str, fingerprint: str, net: Backbone | None = None) -> None:
+        self.name, self.fingerprint, self._given = name, fingerprint, net
+
+    @cached_property
+    def net(self) -> Backbone:
+        net = self._given or load_backbone(self.name)
+        found = net.fingerprint()
+        if found != self.fingerprint:
+            raise BadInput(
+                f"the learner began from a backbone of fingerprint {self.fingerprint}, but "
+                f"'{self.name}' has {found}; use the one it had"
+            )
+        return net
+
+    def tensor(self, key: str) -> Tensor | None:
+        """What a tensor of a state was then: a history's base."""
+        role, _, name = key.partition("/")
+        if role in ("method", "mask", "caution"):
+            return None
+        found = self.net.weights().get(name)
+        return None if found is None else found.detach().cpu()
+
+
 class Learner:
     def __init__(
         self,
         settings: LearnerSettings | None = None,
         net: Backbone | None = None,
-        fingerprint: str = "",
+        origin: Origin | None = None,
     ) -> None:
         self.settings = (settings or LearnerSettings()).resolved()
-        net = net or load_backbone(self.settings.backbone)
-        self.fingerprint = fingerprint or net.fingerprint()  # of the backbone before any learning
         s = self.settings
+        net = net or load_backbone(s.backbone)
+        self._origin = origin or Origin(s.backbone, net.fingerprint())
         net.compute(s)
         self.device = net.scale.device
         self.method: Method = build(s.method, s.adapt, s.options)
@@ -96,7 +123,16 @@ class Learner:
         self.caution = Caution(s.gate, s.temper, s.skew_aware, s.readmit, s.readmit_every)
         self.sessions = 0  # finished ones
         self.method.start(self.student)
-        self._origin: Backbone | None = None
+
+    @property
+    def origin(self) -> Backbone:
+        """The backbone before any learning."""
+        return self._origin.net
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the origin."""
+        return self._origin.fingerprint
 
     @property
     def classes(self) -> list[str]:
@@ -397,40 +433,20 @@ class Learner:
 
     @classmethod
     def history_of(cls, folder: Path) -> History:
-        """The versions in a learner's folder, without loading them."""
-        return cls.opened(folder).history(folder)
+        """The versions in a learner's folder; its backbone is read when one of them is."""
+        known = cls._known(folder)
+        origin = Origin(known["settings"]["backbone"], known["fingerprint"])
+        return History(folder, origin.tensor)
 
     def history(self, folder: Path) -> History:
-        return History(folder, self._base)
-
-    def _base(self, key: str) -> Tensor | None:
-        """Weights before any learning, read again when a version is written or replayed."""
-        role, _, name = key.partition("/")
-        if role in ("method", "mask", "caution"):
-            return None
-        found = self.origin.weights().get(name)
-        return None if found is None else found.detach().cpu()
-
-    @property
-    def origin(self) -> Backbone:
-        """The backbone before any learning, read again when it is first asked for."""
-        if self._origin is None:
-            net = load_backbone(self.settings.backbone)
-            if net.fingerprint() != self.fingerprint:
-                raise BadInput(
-                    f"backbone '{self.settings.backbone}' has fingerprint {net.fingerprint()}, "
-                    f"but this learner began from {self.fingerprint}; use the backbone it had"
-                )
-            self._origin = net
-        return self._origin
+        return History(folder, self._origin.tensor)
 
     def at(self, state: State, working: State | None = None, learns: bool = True) -> "Learner":
         """Another learner at a state. One that only answers shares with the origin every tensor
         that never moved."""
         names = self.origin.weights()
         own = [n for n in names if learns or f"student/{n}" in state.tensors]
-        other = Learner(self.settings, self.origin.twin(own), self.fingerprint)
-        other._origin = self._origin
+        other = Learner(self.settings, self.origin.twin(own), self._origin)
         other.restore(state, working)
         return other
 
@@ -482,7 +498,7 @@ class Learner:
     def _check_own(self, folder: Path) -> None:
         path = folder / "learner.json"
         if path.exists():
-            known, began = self._settings(folder, self.settings.device), read_json(path)
+            known, began = self._settings(folder, self.settings.device), self._known(folder)
             if known != self.settings or began["fingerprint"] != self.fingerprint:
                 raise BadInput(f"'{folder}' holds a learner with other settings; save elsewhere")
         elif folder.exists() and any(p.name[0] != "." for p in folder.iterdir()):
@@ -499,28 +515,33 @@ class Learner:
         return learner
 
     @classmethod
-    def opened(cls, folder: Path, net: Backbone | None = None, device: str = "cpu") -> "Learner":
-        """The learner of a folder as it was before anything was learned."""
+    def opened(
+        cls, folder: Path, net: Backbone | None = None, device: str = "cpu", learns: bool = True
+    ) -> "Learner":
+        """The learner of a folder as it was before anything was learned. One that does not learn
+        itself, but is put `at` states, shares every tensor with the origin."""
+        known = cls._known(folder)
+        origin = Origin(known["settings"]["backbone"], known["fingerprint"], net)
+        own = list(origin.net.weights()) if learns else []
+        return cls(cls._settings(folder, device), origin.net.twin(own), origin)
+
+    @staticmethod
+    def _known(folder: Path) -> dict[str, Any]:
+        """What `learner.json` says."""
         if not (folder / "learner.json").exists():
             raise BadInput(f"'{folder}' holds no learner: there is no learner.json in it")
-        known = read_json(folder / "learner.json")
+        known: dict[str, Any] = read_json(folder / "learner.json")
         if known.get("format") != FORMAT:
             raise BadInput(
                 f"'{folder}' has format {known.get('format')}; this dosapp reads {FORMAT}"
             )
-        learner = cls(cls._settings(folder, device), net)
-        if learner.fingerprint != known["fingerprint"]:
-            raise BadInput(
-                f"'{folder}' was learned with a backbone of fingerprint {known['fingerprint']}, "
-                f"but '{learner.settings.backbone}' has {learner.fingerprint}; use the one it had"
-            )
-        return learner
+        return known
 
-    @staticmethod
-    def _settings(folder: Path, device: str) -> LearnerSettings:
+    @classmethod
+    def _settings(cls, folder: Path, device: str) -> LearnerSettings:
         """Of the learner in a folder; settings that came later have their defaults."""
-        known = read_json(folder / "learner.json")["settings"]
-        found: LearnerSettings = LearnerSettings.checked({**known, "device": device}, str(folder))
+        known = {**cls._known(folder)["settings"], "device": device}
+        found: LearnerSettings = LearnerSettings.checked(known, str(folder))
         return found
 
     def digest(self) -> str:
