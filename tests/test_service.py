@@ -4,6 +4,7 @@ import base64
 import contextlib
 import errno
 import functools
+import gc
 import io
 import json
 import os
@@ -12,6 +13,7 @@ import shutil
 import sys
 import threading
 import time
+import weakref
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +24,7 @@ import pytest
 import torch
 from PIL import Image
 
+import dosapp.learner
 from dosapp.drills.served import lesson as served_lesson
 from dosapp.drills.served import pictures as served_pictures
 from dosapp.drills.served import png
@@ -464,6 +467,27 @@ def written() -> Iterator[list[str]]:
         yield _watchers[-1]
     finally:
         _watchers.pop()
+
+
+class TestMemory:
+    @pytest.mark.parametrize("follow", [False, True])
+    def test_the_backbone_is_read_once(self, folder, monkeypatch, follow) -> None:
+        read, load = [], dosapp.learner.load_backbone
+        monkeypatch.setattr(dosapp.learner, "load_backbone", lambda n: read.append(n) or load(n))
+        with opened(folder, ServiceSettings(), follow=follow) as service:
+            learner = service.reader.published.learner
+            mine, theirs = learner.origin.weights(), learner.student.net.weights()
+            assert any(mine[n] is theirs[n] for n in mine)
+        assert read == ["tiny"]
+
+    def test_what_was_taken_back_is_gone(self, folder, stream) -> None:
+        """With its weights: nobody else holds on to the writer's learner."""
+        with served(folder, canary=Falling(), interval=1) as service:
+            first = weakref.ref(service.writer.learner.student.net)
+            asking(build(service)).post("/predict", files=files(pictures(stream)))
+            until(lambda: service.writer.signals.refused)
+            gc.collect()
+            assert first() is None
 
 
 class TestTeaching:

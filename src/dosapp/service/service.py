@@ -135,7 +135,7 @@ class Teaching(Service):
         self, folder: Path, settings: ServiceSettings | None = None, canary: Canary | None = None
     ) -> None:
         super().__init__(folder, settings, canary)
-        learner = Learner.opened(folder, device=self.settings.device)
+        learner = Learner.opened(folder, device=self.settings.device, learns=False)
         if learner.method.stores_data:
             raise BadInput(
                 f"'{folder}' learns with a method that keeps pictures of the stream; a service "
@@ -320,7 +320,7 @@ class Replica(Service):
 
     def __init__(self, folder: Path, settings: ServiceSettings | None = None) -> None:
         super().__init__(folder, settings)
-        self._learner = Learner.opened(folder, device=self.settings.device)
+        self._learner = Learner.opened(folder, device=self.settings.device, learns=False)
         self.history = self._learner.history(folder)
         self.uploads = Uploads(self._learner, self.settings)
         self._followed = (0, "")  # the newest head, by number and checksum

@@ -34,7 +34,8 @@ class TooLarge(BadInput):
 
 class Uploads:
     def __init__(self, learner: Learner, settings: ServiceSettings) -> None:
-        self.size, self.prepare = learner.student.net.pixels, learner.student.net.picture
+        origin = learner.origin  # stays, whatever becomes of this learner
+        self.size, self.prepare = origin.pixels, origin.picture
         self.settings = settings
 
     # One picture
