@@ -729,6 +729,16 @@ class TestVersions:
             assert one["seen"]["disagreement"] >= 0
             assert client.get("/versions/7").status_code == 404
 
+    def test_a_memory_keeps_the_pictures_of_classes_that_are_known(self, _loaded, tmp_path) -> None:
+        stream = taught(_loaded, tmp_path / "x", memory=6)
+        with served(tmp_path / "x") as service, asking(build(service)) as client:
+            finished(client, client.post("/learn", files={"archive": lesson(stream)}))
+            assert len(service.writer.learner.memory) == 6
+            assert client.post("/rollback", json={"version": 1}).json() == {"version": 3}
+        memory = Learner.load(tmp_path / "x").memory
+        assert len(memory) == 3  # what the second session had left of the first
+        assert all((labels < 3).all() for labels in memory.labels)
+
     def test_orders_that_wait_for_a_lesson_do_not_hold_up_answers(self, folder, stream) -> None:
         import threading
 

@@ -450,6 +450,13 @@ class Learner:
         other.restore(state, working)
         return other
 
+    def returned(self, state: State) -> "Learner":
+        """Another learner at a state, with the memory's pictures of the classes it knows there."""
+        other = self.at(state)
+        other.memory.load(self.memory.state())
+        other.memory.follow(self.classes, other.classes)
+        return other
+
     # Folders
 
     def save(self, folder: Path | str, reason: str = "saved") -> None:
@@ -469,18 +476,15 @@ class Learner:
         """What a version was, as a new version: nothing is taken out of the history, so the way
         forward again is another rollback. A memory keeps the pictures whose classes are known."""
         folder = Path(folder)
-        learner = cls.opened(folder, net)
+        learner = cls.opened(folder, net, learns=False)
         with locked(folder):
             history = learner.history(folder)
             state, working = last_whole(history)
-            working = working or State()  # what was kept in it went with what is torn
-            if "progress" in working.facts:
+            if working is not None and "progress" in working.facts:
                 raise BadInput(
                     f"'{folder}' is the checkpoint of a run; copy it and roll back the copy"
                 )
-            learner.restore(history.at(number))
-            learner.memory.load(under("memory/", working.tensors))
-            learner.memory.follow(state.facts["classes"], learner.classes)
+            learner = learner.at(state, working, learns=False).returned(history.at(number))
             learner._keep(history, f"rolled back to version {number}")
         return learner
 

@@ -28,7 +28,7 @@ from dosapp.learner import Learner, Prediction
 from dosapp.service.guard import Canary, Guard, Signals
 from dosapp.service.reader import Busy, Published, threads
 from dosapp.service.settings import ServiceSettings
-from dosapp.storage import State, read_json, under, write_json
+from dosapp.storage import State, read_json, write_json
 from dosapp.streams import Session
 
 T = TypeVar("T")
@@ -208,11 +208,7 @@ class Writer:
     def rollback(self, number: int, who: str) -> int:
         """What a version was, as a new version on top."""
         self._close_interval()
-        state = self.history.at(number)
-        before, memory = self.learner.classes, under("memory/", self._good[1].tensors)
-        self.learner = self.learner.at(state)
-        self.learner.memory.load(memory)
-        self.learner.memory.follow(before, self.learner.classes)
+        self.learner = self.learner.returned(self.history.at(number))
         self._forget_stream()
         return self._changed_by_hand(f"rolled back to version {number}", who)
 
