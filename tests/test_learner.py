@@ -57,6 +57,14 @@ def test_predictions_have_scores_and_a_top(taught) -> None:
     assert all(0 <= a.score <= 1 and a.top[0] == (a.label, a.score) for a in answers)
 
 
+def test_the_classes_are_looked_up_once_however_many_answers(taught, monkeypatch) -> None:
+    learner, stream = taught
+    looks, classes = [], Learner.classes.fget
+    monkeypatch.setattr(Learner, "classes", property(lambda it: looks.append(1) or classes(it)))
+    learner.predict(stream.session(0).unlabelled.read(range(6)))
+    assert len(looks) == 1
+
+
 def test_takes_pictures_tensors_and_nothing(taught) -> None:
     learner, _ = taught
     pictures = [Image.new("RGB", (50, 40), "red"), Image.new("L", (32, 32))]

@@ -310,17 +310,18 @@ class Learner:
     @torch.inference_mode()
     def predict(self, images: "Images", top: int = 5) -> list[Prediction]:
         """Labels and scores; changes nothing."""
-        if not self.classes:
+        known = self.classes
+        if not known:
             raise BadInput("the learner knows no classes yet; teach it a session first")
         pixels = self.pixels(images)
         if not len(pixels):
             return []
         expert = next(iter(self.method.experts(self.student).values()))
         scores = (expert.scale * self.logits(pixels, expert)).softmax(dim=1)
-        values, places = scores.topk(min(top, len(self.classes)), dim=1)
+        values, places = scores.topk(min(top, len(known)), dim=1)
         answers = []
         for row, place in zip(values.tolist(), places.tolist(), strict=True):
-            names = tuple((self.classes[p], v) for p, v in zip(place, row, strict=True))
+            names = tuple((known[p], v) for p, v in zip(place, row, strict=True))
             answers.append(Prediction(names[0][0], names[0][1], names))
         return answers
 
