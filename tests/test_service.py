@@ -262,6 +262,19 @@ class TestTheStream:
             before.adapt(pixels)
         assert before.digest() == after.digest()
 
+    @pytest.mark.parametrize("adapt", ["rmt", "psmt", "dss-style"])
+    def test_an_ensemble_drifts_with_its_student(self, tiny, tmp_path, adapt) -> None:
+        stream = taught(tiny, tmp_path / "x", method="spu", adapt=adapt)
+        unsure = files(pictures(stream, 1))  # of what is sure dss-style learns nothing
+        with served(tmp_path / "x", interval=1, disagreement=1.0, skew=1.0) as service:
+            asking(build(service)).post("/predict", files=unsure)
+            until(lambda: service.version > 1)
+            drift = service.history.version(2).seen["drift"]
+            moved = service.history.moved(1, 2)
+        far = [m.distance for m in moved if m.name.startswith("student/")]
+        assert drift == pytest.approx(sum(d**2 for d in far) ** 0.5, rel=1e-4)
+        assert drift > 0
+
     def test_what_the_gate_keeps_back_is_not_learned_from(self, folder, stream) -> None:
         """Of eight pictures it lets none, one or five through; one is not enough for a step."""
         images = pictures(stream, 1, 48)
@@ -729,8 +742,8 @@ class TestVersions:
             assert one["seen"]["disagreement"] >= 0
             assert client.get("/versions/7").status_code == 404
 
-    def test_a_memory_keeps_the_pictures_of_classes_that_are_known(self, _loaded, tmp_path) -> None:
-        stream = taught(_loaded, tmp_path / "x", memory=6)
+    def test_a_memory_keeps_the_pictures_of_classes_that_are_known(self, tiny, tmp_path) -> None:
+        stream = taught(tiny, tmp_path / "x", memory=6)
         with served(tmp_path / "x") as service, asking(build(service)) as client:
             finished(client, client.post("/learn", files={"archive": lesson(stream)}))
             assert len(service.writer.learner.memory) == 6

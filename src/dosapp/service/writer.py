@@ -493,7 +493,8 @@ def _kept(state: State) -> State:
 
 
 def _answering(learner: Learner) -> dict[str, Tensor]:
-    """The weights that have moved, of the expert that answers."""
+    """The weights that have moved, of the expert that answers, or of the student in an ensemble,
+    which has none of its own."""
     expert = next(iter(learner.method.experts(learner.student).values()))
-    weights, moved = expert.weights(), learner.student.moved
+    weights, moved = expert.weights() or learner.student.net.weights(), learner.student.moved
     return {n: w.detach().clone() for n, w in weights.items() if n in moved}
