@@ -34,6 +34,7 @@ from dosapp.service.reader import Answer, Busy
 from dosapp.service.service import ReadOnly, opened
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
+from dosapp.service.writer import ENDED
 from dosapp.storage import write_bytes
 
 pytest.importorskip("fastapi")
@@ -660,6 +661,40 @@ class TestTeaching:
                 service.writer.cancel(job)
             hold.set()
         assert codes == [202, 202, 429, 429]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+class TestAWriterThatDies:
+    def test_what_waits_for_it_is_told(self, folder, stream) -> None:
+        with served(folder) as service, asking(build(service)) as client:
+            picture = base64.b64encode(pictures(stream)[0]).decode()
+            client.post("/correct", json={"image": picture, "label": "owl"})
+            hold = hold_the_writer(service)
+            service.writer.ask(sys.exit)
+            job = client.post("/learn", files={"archive": lesson(stream)}).json()
+            order = service.writer.ask(lambda: 1)
+            hold.set()
+            with pytest.raises(Busy, match="this will not be done; start the service again"):
+                order.result(60)
+            assert service.job(job["id"]).ended.wait(60)
+            ended = client.get(f"/jobs/{job['id']}").json()
+            assert (ended["state"], ended["said"]) == ("failed", ENDED)
+            assert client.get("/status").json()["corrections"] == 1
+            until(lambda: client.get("/ready").status_code == 503)
+
+    def test_no_lesson_waits_for_it(self, folder, stream) -> None:
+        with served(folder) as service, asking(build(service)) as client:
+            service.writer.ask(sys.exit)
+            until(lambda: not service.writer.alive)
+            assert client.post("/learn", files={"archive": lesson(stream)}).status_code == 429
+            assert client.get("/jobs").json() == []
+            assert client.post("/rollback", json={"version": 1}).status_code == 429
+
+    def test_a_lesson_it_was_at_has_failed(self, folder, stream, monkeypatch) -> None:
+        with served(folder) as service, asking(build(service)) as client:
+            monkeypatch.setattr(Learner, "lessons", lambda learner, session: sys.exit())
+            job = finished(client, client.post("/learn", files={"archive": lesson(stream)}))
+        assert (job["state"], job["said"]) == ("failed", ENDED)
 
 
 class Falling:

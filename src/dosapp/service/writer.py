@@ -33,6 +33,7 @@ from dosapp.streams import Session
 
 T = TypeVar("T")
 REMEMBERED = 100  # jobs that have ended
+ENDED = "the writer has ended, so this will not be done; start the service again"
 
 
 @dataclass
@@ -111,8 +112,8 @@ class Writer:
         self._session_canary = self._right()
         self._session_weights = _answering(learner)
         self._stream: deque[Seen] = deque()
-        self._orders: deque[Callable[[], None]] = deque()
-        self._turn = threading.Condition()
+        self._orders: deque[tuple[Callable[[], None], Future[Any]]] = deque()
+        self._turn = threading.Condition()  # of a lock that its holder may take again
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="writer", daemon=True)
 
@@ -161,11 +162,11 @@ class Writer:
             if sum(job.state == "waiting" for job in self.jobs.values()) >= self.settings.jobs:
                 raise Busy(f"{self.settings.jobs} lessons wait already; try again later")
             job = Job(list(pictures), len(session.train), who, session, given_back)
+            self.ask(lambda: self._teach(job))  # or nobody hears of the job
             self.jobs[job.id] = job
             ended = [old.id for old in self.jobs.values() if old.ended.is_set()]
             for old in ended[:-REMEMBERED]:
                 del self.jobs[old]
-        self._order(lambda: self._teach(job))
         return job
 
     def cancel(self, job: Job) -> None:
@@ -184,7 +185,11 @@ class Writer:
                 done.set_exception(error)
                 raise  # what was half done is not kept
 
-        self._order(carried_out)
+        with self._turn:
+            if self._closing:
+                raise Busy("the service is stopping")
+            self._orders.append((carried_out, done))
+            self._turn.notify()
         return done
 
     def close(self) -> None:
@@ -195,13 +200,6 @@ class Writer:
                 job.cancelled.set()
             self._turn.notify()
         self._thread.join()
-
-    def _order(self, order: Callable[[], None]) -> None:
-        with self._turn:
-            if self._closing or (self._thread.ident and not self._thread.is_alive()):
-                raise Busy("the service is stopping")
-            self._orders.append(order)
-            self._turn.notify()
 
     # Orders, carried out by the writer
 
@@ -265,9 +263,16 @@ class Writer:
         torch.set_num_threads(threads(self.settings))
         with contextlib.suppress(OSError, AttributeError):  # answers come first
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        try:
+            self._work_on()
+            self.finish()
+        finally:
+            self._leave()
+
+    def _work_on(self) -> None:
         while True:
             with self._turn:
-                order = self._orders.popleft() if self._orders else None
+                order = self._orders.popleft()[0] if self._orders else None
                 batch = self._batch() if order is None and not self._closing else None
                 if order is None and batch is None:
                     if self._closing:
@@ -281,7 +286,19 @@ class Writer:
                     self.adapt(batch)
                 elif self._unwritten and self._idle() >= self.settings.interval_wait:
                     self._close_interval()
-        self.finish()
+
+    def _leave(self) -> None:
+        """Nobody waits for a writer that has ended, though it may have died: then orders and
+        lessons are left."""
+        with self._turn:
+            self._closing = True
+            left = [done for _, done in self._orders]
+            self._orders.clear()
+        for done in left:
+            done.set_exception(Busy(ENDED))
+        for job in self.jobs.values():
+            if not job.ended.is_set():
+                job.end("failed", ENDED)
 
     def finish(self) -> None:
         """Publish what a started interval has taught."""
