@@ -226,6 +226,17 @@ class TestAsking:
             assert answer.headers["retry-after"] == "1"
             service.reader.waiting = 0
 
+    def test_threads_end_with_the_service(self, folder, stream) -> None:
+        before = set(threading.enumerate())
+        with served(folder) as service:
+            client = asking(build(service))  # nobody tells the app itself that it is over
+            client.post("/predict", files=files(pictures(stream)))
+            client.post("/learn", files={"archive": b""})
+            client.get("/versions")
+            names = {re.sub(r"_\d+$", "", t.name) for t in set(threading.enumerate()) - before}
+            assert names >= {"reader", "writer", "decoder", "lesson decoder", "waiter"}
+        until(lambda: not set(threading.enumerate()) - before)
+
     def test_too_many_requests_of_one_caller(self, folder) -> None:
         with served(folder, rate=2.0) as service:
             client = asking(build(service))
@@ -891,7 +902,7 @@ class TestGuards:
                 status["frozen"])  # fmt: skip
             assert status["version"] == 1
             service.close()
-            deeds = [d["what"] for d in client.get("/audit").json()]
+            deeds = [d["what"] for d in service.audit.last()]
         assert deeds == ["refused", "refused", "froze"]
         assert Learner.load(folder).digest() == before
 

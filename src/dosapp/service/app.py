@@ -98,14 +98,16 @@ def _asking(app: FastAPI, desk: Desk) -> None:
         uploads = service.uploads
         if kind == "multipart/form-data":
             _, files = await desk.form(request)
-            pixels = await desk.apart(uploads.pictures, files)
+            pixels = await desk.by_decoder(uploads.pictures, files)
         elif kind == "application/json":
             body = await desk.json(request, Encoded)
-            pixels = await desk.apart(uploads.encoded, body.images)
+            pixels = await desk.by_decoder(uploads.encoded, body.images)
         elif kind == "application/octet-stream":
-            pixels = await desk.apart(uploads.tensor, await request.body(), shape, dtype)
+            pixels = await desk.by_decoder(uploads.tensor, await request.body(), shape, dtype)
         elif kind.startswith("image/"):
-            pixels = await desk.apart(uploads.pictures, [("the picture", await request.body())])
+            pixels = await desk.by_decoder(
+                uploads.pictures, [("the picture", await request.body())]
+            )
         else:
             raise HTTPException(
                 415,
@@ -140,19 +142,19 @@ def _teaching(app: FastAPI, desk: Desk) -> None:
         if kind == "multipart/form-data":
             fields, files = await desk.form(request)
             if "name" in fields:
-                pictures = await desk.studied(uploads.lesson, fields["name"], files)
+                pictures = await desk.by_lesson_decoder(uploads.lesson, fields["name"], files)
             elif len(files) == 1:
-                pictures = await desk.studied(uploads.archive, files[0][1])
+                pictures = await desk.by_lesson_decoder(uploads.archive, files[0][1])
             else:
                 raise BadInput("send one zip of class folders, or pictures and a field 'name'")
         elif kind == "application/json":
             body = await desk.json(request, Lesson)
-            pictures = (
-                await desk.studied(uploads.folder, body.folder) if body.folder is not None else {}
-            )
+            pictures = {}
+            if body.folder is not None:
+                pictures = await desk.by_lesson_decoder(uploads.folder, body.folder)
         else:
             raise HTTPException(415, "send multipart/form-data or application/json")
-        job = await desk.studied(service.teach, pictures, who.name)
+        job = await desk.by_lesson_decoder(service.teach, pictures, who.name)
         return job.facts()
 
     @app.get("/jobs")
@@ -174,24 +176,24 @@ def _teaching(app: FastAPI, desk: Desk) -> None:
     async def correct(request: Request, who: Teaches) -> dict[str, Any]:
         """What a picture really was. It joins the next session."""
         body = await desk.json(request, Correction)
-        pixels = await desk.apart(service.uploads.encoded, [body.image])
-        waiting = await desk.apart(service.correct, pixels[0], body.label, who.name)
+        pixels = await desk.by_decoder(service.uploads.encoded, [body.image])
+        waiting = await desk.by_decoder(service.correct, pixels[0], body.label, who.name)
         return {"waiting": waiting}
 
     @app.post("/correct/forget")
     async def forget(who: Teaches) -> dict[str, Any]:
         """The corrections that wait were wrong themselves. Says how many there were."""
-        return {"forgotten": await desk.apart(service.forget_corrections, who.name)}
+        return {"forgotten": await desk.by_decoder(service.forget_corrections, who.name)}
 
     @app.post("/classes/rename", openapi_extra=_bodies(Rename))
     async def rename(request: Request, who: Teaches) -> dict[str, Any]:
         body = await desk.json(request, Rename)
-        return {"version": await desk.ordered(service.rename, body.name, body.to, who.name)}
+        return {"version": await desk.by_waiter(service.rename, body.name, body.to, who.name)}
 
     @app.post("/classes/remove", openapi_extra=_bodies(Name))
     async def remove(request: Request, who: Teaches) -> dict[str, Any]:
         body = await desk.json(request, Name)
-        return {"version": await desk.ordered(service.remove, body.name, who.name)}
+        return {"version": await desk.by_waiter(service.remove, body.name, who.name)}
 
 
 def _keeping(app: FastAPI, desk: Desk) -> None:
@@ -210,13 +212,13 @@ def _keeping(app: FastAPI, desk: Desk) -> None:
     async def versions(
         who: Asks, last: Annotated[int, Query(ge=1, le=10_000)] = 100
     ) -> list[dict[str, Any]]:
-        found = await desk.ordered(service.history.versions)
+        found = await desk.by_waiter(service.history.versions)
         return [_brief(version) for version in found[-last:]]
 
     @app.get("/versions/{number}")
     async def version(number: int, who: Asks) -> dict[str, Any]:
         try:
-            found = await desk.ordered(service.history.version, number)
+            found = await desk.by_waiter(service.history.version, number)
         except BadInput as error:
             raise HTTPException(404, str(error)) from error
         return _brief(found) | {"classes": list(found.facts["classes"]), "parent": found.parent}
@@ -225,20 +227,20 @@ def _keeping(app: FastAPI, desk: Desk) -> None:
     async def rollback(request: Request, who: Teaches) -> dict[str, Any]:
         """What a version was, as a new version: nothing is lost."""
         body = await desk.json(request, Back)
-        return {"version": await desk.ordered(service.rollback, body.version, who.name)}
+        return {"version": await desk.by_waiter(service.rollback, body.version, who.name)}
 
     @app.post("/freeze")
     async def freeze(who: Teaches) -> dict[str, Any]:
         """Stop learning from the stream, at once; `trouble` says if a restart would not know."""
-        return {"frozen": True, "trouble": await desk.ordered(service.freeze, who.name)}
+        return {"frozen": True, "trouble": await desk.by_waiter(service.freeze, who.name)}
 
     @app.post("/unfreeze")
     async def unfreeze(who: Teaches) -> dict[str, Any]:
-        return {"frozen": False, "trouble": await desk.ordered(service.unfreeze, who.name)}
+        return {"frozen": False, "trouble": await desk.by_waiter(service.unfreeze, who.name)}
 
     @app.get("/audit")
     async def audit(who: Teaches) -> list[dict[str, Any]]:
-        return await desk.ordered(service.audit.last)
+        return await desk.by_waiter(service.audit.last)
 
     # How it is
 

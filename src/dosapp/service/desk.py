@@ -31,7 +31,8 @@ class InMemory(MultiPartParser):
 class Desk:
     def __init__(self, service: Service) -> None:
         self.service, self.limits = service, Limits(service.settings)
-        self._ordered = 0  # orders on their way
+        service.at_close.callback(self.limits.close)
+        self._waiting = 0  # orders on their way
 
     def caller(self, role: Role) -> Callable[[Request], Caller]:
         """A dependency that lets only those through who may."""
@@ -56,23 +57,23 @@ class Desk:
 
         return found
 
-    async def apart(self, call: Callable[..., T], *args: Any) -> T:
+    async def by_decoder(self, call: Callable[..., T], *args: Any) -> T:
         """In a thread: decoding for an answer must not hold up the others."""
-        return await self._by(self.limits.hands, call, *args)
+        return await self._by(self.limits.decoders, call, *args)
 
-    async def studied(self, call: Callable[..., T], *args: Any) -> T:
+    async def by_lesson_decoder(self, call: Callable[..., T], *args: Any) -> T:
         """The same for lessons, one after the other: they may be large."""
-        return await self._by(self.limits.readers, call, *args)
+        return await self._by(self.limits.lesson_decoders, call, *args)
 
-    async def ordered(self, call: Callable[..., T], *args: Any) -> T:
+    async def by_waiter(self, call: Callable[..., T], *args: Any) -> T:
         """What may have to wait for the writer to finish a lesson, or for a disk."""
-        if self._ordered >= self.service.settings.orders:
-            raise Busy(f"{self._ordered} orders wait for the writer already; try again later")
-        self._ordered += 1
+        if self._waiting >= self.service.settings.orders:
+            raise Busy(f"{self._waiting} orders wait for the writer already; try again later")
+        self._waiting += 1
         try:
-            return await self._by(self.limits.clerks, call, *args)
+            return await self._by(self.limits.waiters, call, *args)
         finally:
-            self._ordered -= 1
+            self._waiting -= 1
 
     async def _by(self, pool: ThreadPoolExecutor, call: Callable[..., T], *args: Any) -> T:
         loop = asyncio.get_running_loop()

@@ -26,9 +26,9 @@ class Limits:
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
         # Who decodes for an answer never waits for those who decode lessons or wait for the writer.
-        self.hands = ThreadPoolExecutor(4, thread_name_prefix="hands")
-        self.readers = ThreadPoolExecutor(1, thread_name_prefix="lessons")
-        self.clerks = ThreadPoolExecutor(self.settings.orders, thread_name_prefix="clerks")
+        self.decoders = ThreadPoolExecutor(4, "decoder")
+        self.lesson_decoders = ThreadPoolExecutor(1, "lesson decoder")
+        self.waiters = ThreadPoolExecutor(self.settings.orders, "waiter")
         self.going = 0  # requests
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._turn = threading.Lock()
@@ -44,6 +44,11 @@ class Limits:
             registry=self.registry,
         )
         self._gauges: dict[str, Gauge] = {}
+
+    def close(self) -> None:
+        """Threads end with what they are at; nobody asks for what has not begun."""
+        for pool in (self.decoders, self.lesson_decoders, self.waiters):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     # Rate: a bucket per caller that fills with the allowed rate and holds two seconds of it
 

@@ -50,6 +50,7 @@ class Service:
         self.canary = canary
         self.started = time.monotonic()
         self.answered = 0  # pictures
+        self.at_close = contextlib.ExitStack()  # what ends with the service, whoever made it
         self.reader: Reader
         self.history: History
         self.uploads: Uploads
@@ -60,6 +61,7 @@ class Service:
     def close(self) -> None:
         """Answers what waits."""
         self.reader.close()
+        self.at_close.close()
 
     def ask(self, pixels: Tensor, top: int) -> "Future[Answer]":
         return self.reader.ask(pixels, top)
