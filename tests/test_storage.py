@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dosapp.errors import BadInput
-from dosapp.storage import State, read_record, write_bytes, write_record
+from dosapp.storage import State, changes, read_record, write_bytes, write_record
 
 
 def test_a_record_comes_back(tmp_path: Path) -> None:
@@ -38,3 +38,21 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot write"):
         write_bytes(tmp_path / "file" / "x.json", b"")
+
+
+def test_changes_are_stored_under_the_names_that_are_promised() -> None:
+    old = {f"{role}/w": torch.zeros(8, 9) for role in ("student", "teacher")}
+    old |= {"student/same": torch.ones(3), "method/é": torch.ones(3), "method/x": torch.ones(2)}
+    new = {
+        key: tensor.clone() for key, tensor in old.items() if "/é" not in key and "/x" not in key
+    }
+    new["student/w"][0, 0], new["teacher/w"][7, 8] = 1.0, 2.0
+    new |= {"mask/w": torch.ones(8, 9, dtype=torch.bool), "method/count": torch.tensor([3])}
+    found = changes(new, old)
+    assert set(found) == {
+        "bits/w", "values/student/w", "shape/student/w", "values/teacher/w", "shape/teacher/w",
+        "packed/mask/w", "shape/mask/w", "dense/method/count", "gone/"}  # fmt: skip
+    assert found["values/student/w"].tolist() == [1, 0]
+    assert found["values/teacher/w"].tolist() == [0, 2]
+    assert found["shape/mask/w"].tolist() == [8, 9]
+    assert bytes(found["gone/"].tolist()).decode().split("\n") == ["method/x", "method/é"]

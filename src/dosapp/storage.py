@@ -172,7 +172,15 @@ def changes(
 
     Names are `role/weight`; roles of one weight (student, teacher, scores) usually change in the
     same places and share their bits. A tensor `old` lacks is compared with the base, or with zeros;
-    booleans are packed, and whatever would be smaller whole is stored whole.
+    booleans are packed, and whatever would be smaller whole is stored whole. Of a key K, a role of
+    the weight W, there is one of these, or nothing if it is as before:
+
+        values/K    the new entries where bits/W says so, in the order of the bits; shape/K
+        dense/K     all of it
+        packed/K    all of it, eight booleans in a byte; shape/K
+
+    bits/W are packed too, and shared by all values of the weight. gone/ has the names of the keys
+    that `new` lacks, in UTF-8, one a line.
     """
     result: dict[str, Tensor] = {}
     groups: dict[tuple[str, torch.Size], list[str]] = {}
