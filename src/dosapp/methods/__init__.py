@@ -12,10 +12,10 @@ from dosapp.methods.base import Method
 from dosapp.methods.cotta import CoTTA
 from dosapp.methods.distilled import PRD, LwF
 from dosapp.methods.dosapp import DoSAPP
+from dosapp.methods.dss import DSS
 from dosapp.methods.eata import EATA
 from dosapp.methods.ecotta import EcoTTA
 from dosapp.methods.flyp import FLYP, Joint
-from dosapp.methods.frozen import ZeroShot
 from dosapp.methods.mas import MAS
 from dosapp.methods.note import NOTE
 from dosapp.methods.prompts import L2P, DualPrompt
@@ -25,8 +25,8 @@ from dosapp.methods.self_training import SelfTraining
 from dosapp.methods.slca import SLCA
 from dosapp.methods.sparcl import SparCL
 from dosapp.methods.spu import SPU, ReleasedSPU
-from dosapp.methods.taught import DSS
 from dosapp.methods.tent import Tent
+from dosapp.methods.zero_shot import ZeroShot
 from dosapp.methods.zscl import ZSCL
 
 METHODS: dict[str, type[Method]] = {

@@ -9,7 +9,7 @@ Fields of a method's dataclass are its settings: flags, YAML keys and rows of `d
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast, dataclass_transform
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, cast, dataclass_transform
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
@@ -21,6 +21,11 @@ from dosapp.streams import Session
 from dosapp.student import Selection, Student
 
 T = TypeVar("T")
+
+# Bounds of methods' settings that pydantic has no name for.
+Share = Annotated[float, Field(ge=0, le=1)]  # from nothing to all
+Portion = Annotated[float, Field(gt=0, le=1)]  # a share that is not nothing
+Memory = Annotated[float, Field(ge=0, lt=1)]  # how much of a moving mean stays
 
 # The columns of the paper's comparison of methods that adapt (its Table 1).
 Ability = Literal[

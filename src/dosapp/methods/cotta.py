@@ -2,21 +2,18 @@
 a few weights back where lessons ended after every step."""
 
 from collections.abc import Mapping
-from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import PositiveInt
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone, Expert
 from dosapp.core.augment import augmented
 from dosapp.core.losses import cross_entropy_to
 from dosapp.core.masks import Mask
-from dosapp.methods.base import Guess, settings
+from dosapp.methods.base import Guess, Share, settings
 from dosapp.methods.taught import Taught
 from dosapp.student import Student
-
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @settings
@@ -27,7 +24,7 @@ class CoTTA(Taught):
 
     restore: Share = 0.01  # of the entries that may move, each step
     unsure: Share = 0.72  # mean confidence of the source below which the teacher is averaged
-    views: Annotated[int, Field(ge=1)] = 32  # augmentations averaged over
+    views: PositiveInt = 32  # augmentations averaged over
 
     def start(self, student: Student) -> None:
         super().start(student)

@@ -6,10 +6,9 @@ textbook's (docs/methods.md#defects).
 """
 
 from collections.abc import Mapping
-from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone
@@ -18,17 +17,14 @@ from dosapp.methods.base import Batch, Method, Tensors, settings
 from dosapp.streams import Session
 from dosapp.student import Student
 
-Positive = Annotated[float, Field(gt=0)]
-Weight = Annotated[float, Field(ge=0)]
-
 
 @settings
 class LwF(Method):
     idea = "keep the old model's captions for each image"
     reference = "Li & Hoiem, 2016"
 
-    weight: Weight = 0.01
-    temperature: Positive = 5.0
+    weight: NonNegativeFloat = 0.01
+    temperature: PositiveFloat = 5.0
 
     def start(self, student: Student) -> None:
         self.old: Backbone = student.twin()
@@ -69,8 +65,8 @@ class PRD(LwF):
     idea = "keep the old model's ranking of images for each caption"
     reference = "Asadi et al., 2023"
 
-    weight: Weight = 0.1
-    temperature: Positive = 1.0
+    weight: NonNegativeFloat = 0.1
+    temperature: PositiveFloat = 1.0
 
     def keep(self, new: Tensor, old: Tensor) -> Tensor:
         return relation(new, old, self.temperature)

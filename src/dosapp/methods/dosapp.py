@@ -10,7 +10,7 @@ the union of what each session chose at its beginning is cut back to DoSAPP's ow
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from pydantic import Field
@@ -20,22 +20,20 @@ from dosapp.backbones.base import Backbone
 from dosapp.core.losses import clip_loss
 from dosapp.core.masks import Combine, Scores, top_fraction, united
 from dosapp.core.pseudo import LABELLERS
-from dosapp.methods.base import Ability, Guess, Lessons, Method, Tensors, settings
+from dosapp.methods.base import Ability, Guess, Lessons, Method, Share, Tensors, settings
 from dosapp.methods.spu import SPU
 from dosapp.storage import under
 from dosapp.streams import Session
 from dosapp.student import Selection, Student
-
-Momentum = Annotated[float, Field(ge=0, le=1)]
 
 
 @settings
 class Smoothing:
     """How the teacher follows: γ < λ < δ in the paper, all three equal for a single momentum."""
 
-    gamma: Momentum = 0.8  # weights that move, with labels
-    lam: Momentum = 0.9  # weights that move, without labels
-    delta: Momentum = 0.9999  # weights that stay
+    gamma: Share = 0.8  # weights that move, with labels
+    lam: Share = 0.9  # weights that move, without labels
+    delta: Share = 0.9999  # weights that stay
     interval: Literal["step", "epoch", "session"] = "step"  # with labels; the stream has steps
 
     def __post_init__(self) -> None:

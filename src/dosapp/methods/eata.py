@@ -5,16 +5,15 @@ As in Tent, only the image tower's LayerNorm weights move.
 
 import math
 from collections.abc import Mapping
-from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from dosapp.core.fisher import fisher, own_labels
 from dosapp.core.losses import drift, entropy
-from dosapp.methods.base import Guess, Tensors, settings
+from dosapp.methods.base import Guess, Memory, Portion, Tensors, settings
 from dosapp.methods.tent import Tent
 from dosapp.storage import under
 from dosapp.streams import Session
@@ -45,10 +44,10 @@ class EATA(Tent):
     reference = "Niu et al., 2022"
     abilities = frozenset({"corrupted data", "reduces forgetting"})
 
-    margin: Annotated[float, Field(gt=0)] = 0.4  # E0 / ln C
-    likeness: Annotated[float, Field(gt=0, le=1)] = 0.1  # ε
-    pull: Annotated[float, Field(ge=0)] = 1.0  # α
-    memory: Annotated[float, Field(ge=0, lt=1)] = 0.9  # of the moving mean
+    margin: PositiveFloat = 0.4  # E0 / ln C
+    likeness: Portion = 0.1  # ε
+    pull: NonNegativeFloat = 1.0  # α
+    memory: Memory = 0.9  # of the moving mean
 
     def start(self, student: Student) -> None:
         self.fisher: dict[str, Tensor] = {}

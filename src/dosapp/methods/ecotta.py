@@ -8,10 +8,9 @@ each session's lessons, then lower the entropy of sure images near what the froz
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -69,11 +68,11 @@ class EcoTTA(Method):
     phase = "unlabelled"
     abilities = frozenset({"corrupted data", "reduces forgetting"})
 
-    parts: Annotated[int, Field(ge=1)] = 5
-    bottleneck: Annotated[int, Field(ge=1)] = 16
-    stay: Annotated[float, Field(ge=0)] = 0.25  # λ, of the distance from the frozen parts
-    margin: Annotated[float, Field(gt=0)] = 0.4  # sure: entropy below this times ln C
-    warmup: Annotated[int, Field(ge=0)] = 1  # passes over each session's lessons
+    parts: PositiveInt = 5
+    bottleneck: PositiveInt = 16
+    stay: NonNegativeFloat = 0.25  # λ, of the distance from the frozen parts
+    margin: PositiveFloat = 0.4  # sure: entropy below this times ln C
+    warmup: NonNegativeInt = 1  # passes over each session's lessons
 
     def extend(self, net: Backbone, seed: int) -> Backbone:
         return Meta(net, self.parts, self.bottleneck, seed)

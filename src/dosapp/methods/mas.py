@@ -1,14 +1,13 @@
 """Memory-aware synapses: weights that the answers depend on are expensive to move."""
 
 from collections.abc import Mapping
-from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from dosapp.core.losses import drift
-from dosapp.methods.base import Batch, Method, Tensors, settings
+from dosapp.methods.base import Batch, Method, Share, Tensors, settings
 from dosapp.storage import under
 from dosapp.streams import Session
 from dosapp.student import Student
@@ -21,8 +20,8 @@ class MAS(Method):
     idea = "pull important weights back to where the last session left them"
     reference = "Aljundi et al., 2018"
 
-    strength: Annotated[float, Field(ge=0)] = 0.1  # λ
-    keep: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the old importance that stays
+    strength: NonNegativeFloat = 0.1  # λ
+    keep: Share = 0.5  # share of the old importance that stays
 
     def start(self, student: Student) -> None:
         self.importance: dict[str, Tensor] = {}

@@ -6,10 +6,9 @@ The reservoir holds pictures, so a learner with NOTE stores data; no version of 
 """
 
 from collections.abc import Mapping
-from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import PositiveInt
 from torch import Tensor
 
 from dosapp.core.losses import entropy
@@ -26,7 +25,7 @@ class NOTE(Tent):
     abilities = frozenset({"corrupted data"})
     stores_data = True
 
-    capacity: Annotated[int, Field(ge=1)] = 64  # pictures kept
+    capacity: PositiveInt = 64  # pictures kept
 
     def start(self, student: Student) -> None:
         self.reservoir = Reservoir(self.capacity)

@@ -6,10 +6,9 @@ told apart; replayed pictures are told apart from all.
 """
 
 from collections.abc import Mapping
-from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from dosapp.backbones.added import within
@@ -21,17 +20,14 @@ from dosapp.methods.base import Batch, Lessons, Method, Tensors, settings
 from dosapp.streams import Session
 from dosapp.student import Selection, Student
 
-Count = Annotated[int, Field(ge=1)]
-Pull = Annotated[float, Field(ge=0)]
-
 
 @settings
 class Prompted(Method):
     """What both have in common: what they learn, and from which loss."""
 
-    pool: Count = 10
-    length: Count = 5
-    pull: Pull = 0.1  # of keys to the features they were chosen for
+    pool: PositiveInt = 10
+    length: PositiveInt = 5
+    pull: NonNegativeFloat = 0.1  # of keys to the features they were chosen for
 
     def prompts(self, student: Student) -> Keyed:
         return within(student.net, Keyed)
@@ -65,7 +61,7 @@ class L2P(Prompted):
     idea = "a pool of prompts beside the patches, chosen for each picture by key"
     reference = "Wang et al., 2022"
 
-    take: Count = 5  # prompts per picture
+    take: PositiveInt = 5  # prompts per picture
     together: bool = False  # the batch's most frequent prompts for all of it, as released
 
     def __post_init__(self) -> None:
@@ -81,10 +77,10 @@ class DualPrompt(Prompted):
     idea = "key and value prefixes in the first blocks, general ones and one set per session"
     reference = "Wang et al., 2022"
 
-    pool: Count = 10  # sessions that can have a set
-    pull: Pull = 1.0
-    general: Count = 2  # blocks with general prefixes, from the first
-    expert: Count = 3  # blocks with the session's, after those
+    pool: PositiveInt = 10  # sessions that can have a set
+    pull: NonNegativeFloat = 1.0
+    general: PositiveInt = 2  # blocks with general prefixes, from the first
+    expert: PositiveInt = 3  # blocks with the session's, after those
 
     def extend(self, net: Backbone, seed: int) -> Backbone:
         return Prefixes(net, self.pool, self.length, self.general, self.expert, seed)

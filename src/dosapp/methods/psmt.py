@@ -5,15 +5,14 @@ the paper's idea, so each happens once here (docs/methods.md#defects).
 """
 
 from collections.abc import Mapping
-from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from dosapp.core.fisher import fisher, own_labels
 from dosapp.core.losses import drift, symmetric_cross_entropy
-from dosapp.methods.base import Guess, Tensors, settings
+from dosapp.methods.base import Guess, Share, Tensors, settings
 from dosapp.methods.taught import Taught
 from dosapp.storage import under
 from dosapp.streams import Session
@@ -26,8 +25,8 @@ class PSMT(Taught):
     reference = "Tian & Lyu, 2024"
     abilities = frozenset({"corrupted data"})
 
-    pull: Annotated[float, Field(ge=0)] = 500.0
-    restore: Annotated[float, Field(ge=0, le=1)] = 0.03  # share with the least Fisher information
+    pull: NonNegativeFloat = 500.0
+    restore: Share = 0.03  # share with the least Fisher information
 
     def start(self, student: Student) -> None:
         super().start(student)

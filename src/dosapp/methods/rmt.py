@@ -6,10 +6,9 @@ old classes are replayed. The projector of the contrastive term learns on the st
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -25,8 +24,6 @@ from dosapp.streams import Session
 from dosapp.student import Student
 
 LOOK, SPACE = 64, 128  # images per look at the lessons, dimensions of the projector
-
-Weight = Annotated[float, Field(ge=0)]
 
 
 class Projector(Added):
@@ -51,9 +48,9 @@ class RMT(Taught):
     reference = "Döbler et al., 2023"
     abilities = frozenset({"corrupted data"})
 
-    agree: Weight = 1.0  # of the symmetric cross-entropy
-    contrast: Weight = 1.0  # of the contrastive term
-    temperature: Annotated[float, Field(gt=0)] = 0.1
+    agree: NonNegativeFloat = 1.0  # of the symmetric cross-entropy
+    contrast: NonNegativeFloat = 1.0  # of the contrastive term
+    temperature: PositiveFloat = 0.1
 
     def extend(self, net: Backbone, seed: int) -> Backbone:
         return Projector(net, seed)

@@ -6,10 +6,9 @@ pictures are not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -18,18 +17,16 @@ from dosapp.methods.base import Batch, Lessons, Method, Review, Tensors, setting
 from dosapp.streams import Session
 from dosapp.student import Selection, Student
 
-Positive = Annotated[float, Field(gt=0)]
-
 
 @settings
 class SLCA(Method):
     idea = "a slow network and a fast classifier, aligned on remembered class statistics"
     reference = "Zhang et al., 2023"
 
-    fast: Positive = 5.0  # the projections' rate, times the network's
-    passes: Annotated[int, Field(ge=0)] = 3  # of the alignment, over all classes
-    samples: Annotated[int, Field(ge=1)] = 256  # features per step of it
-    temperature: Positive = 0.1  # of its logits, whose norm is taken out first
+    fast: PositiveFloat = 5.0  # the projections' rate, times the network's
+    passes: NonNegativeInt = 3  # of the alignment, over all classes
+    samples: PositiveInt = 256  # features per step of it
+    temperature: PositiveFloat = 0.1  # of its logits, whose norm is taken out first
 
     def start(self, student: Student) -> None:
         self.classes = Gaussians()

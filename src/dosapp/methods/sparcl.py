@@ -4,17 +4,13 @@ In every linear layer of both towers the entries with the largest |weight| + ½ 
 mask is chosen again every few epochs; at first a part of it is given to entries drawn at random.
 """
 
-from typing import Annotated
-
 import torch
-from pydantic import Field
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from dosapp.core.masks import Mask, Scores, share, top_fraction
-from dosapp.methods.base import Lessons, Method, settings
+from dosapp.methods.base import Lessons, Method, Portion, settings
 from dosapp.student import Selection, Student
-
-Share = Annotated[float, Field(gt=0, le=1)]
 
 
 @settings
@@ -22,10 +18,10 @@ class SparCL(Method):
     idea = "move the few weights of each layer that are largest and want to move"
     reference = "Wang et al., 2022"
 
-    density: Share = 0.05  # share of each layer's entries that moves
-    kept: Share = 0.04  # of those, chosen by importance in the first epochs; the rest at random
-    every: Annotated[int, Field(ge=1)] = 5  # epochs between masks
-    gradient: Annotated[float, Field(ge=0)] = 0.5  # its part in the importance
+    density: Portion = 0.05  # share of each layer's entries that moves
+    kept: Portion = 0.04  # of those, chosen by importance in the first epochs; the rest at random
+    every: PositiveInt = 5  # epochs between masks
+    gradient: NonNegativeFloat = 0.5  # its part in the importance
 
     def __post_init__(self) -> None:
         if self.kept > self.density:

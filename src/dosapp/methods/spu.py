@@ -1,16 +1,13 @@
 """Learn only the weights of the first MLP layers whose gradient is largest."""
 
 from itertools import islice
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
 from torch import Tensor
 
 from dosapp.core.masks import Scope, top_fraction
-from dosapp.methods.base import Batch, Lessons, Method, settings
+from dosapp.methods.base import Batch, Lessons, Method, Portion, settings
 from dosapp.student import Selection, Student
-
-Share = Annotated[float, Field(gt=0, le=1, description="share of the candidates that moves, c")]
 
 Beside = Literal["nothing", "biases and projection"]
 
@@ -20,7 +17,7 @@ class SPU(Method):
     idea = "update the 10 % of the first MLP layers with the largest gradient"
     reference = "Zhang et al., 2024"
 
-    sparsity: Share = 0.1
+    sparsity: Portion = 0.1
     weights: Literal["first_mlp", "all"] = "first_mlp"
     scope: Scope = "tensor"
     output_norm: bool = False  # score by ‖logits‖², as the released code, not by the CLIP loss

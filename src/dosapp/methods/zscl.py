@@ -6,10 +6,9 @@ is taught). A caption is the training caption of the picture's class.
 """
 
 from collections.abc import Mapping
-from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone
@@ -21,8 +20,6 @@ from dosapp.methods.base import Batch, Method, Tensors, settings
 from dosapp.streams import Session
 from dosapp.student import Student
 
-Weight = Annotated[float, Field(ge=0)]
-
 
 @settings
 class ZSCL(Method):
@@ -30,10 +27,10 @@ class ZSCL(Method):
     reference = "Zheng et al., 2023"
 
     references: str = ""  # a dataset's name, a folder, or a CSV
-    weight: Weight = 1.0  # of each direction of the distillation
-    temperature: Annotated[float, Field(gt=0)] = 2.0
-    look: Annotated[int, Field(ge=1)] = 64  # reference pictures per step
-    every: Annotated[int, Field(ge=0)] = 10  # steps between samples of the average; 0: no average
+    weight: NonNegativeFloat = 1.0  # of each direction of the distillation
+    temperature: PositiveFloat = 2.0
+    look: PositiveInt = 64  # reference pictures per step
+    every: NonNegativeInt = 10  # steps between samples of the average; 0: no average
 
     def start(self, student: Student) -> None:
         self._check_given()

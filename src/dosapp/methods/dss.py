@@ -1,0 +1,48 @@
+"""A reading of DSS after its abstract, all of it that could be had: learn from sure images what
+they are, from unsure ones what they are not.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dosapp.core.losses import complementary, cross_entropy_to
+from dosapp.methods.base import Guess, Memory, Tensors, settings
+from dosapp.methods.taught import Taught
+from dosapp.student import Student
+
+
+@settings
+class DSS(Taught):
+    idea = "learn what sure images are and what unsure ones are not"
+    reference = "after the abstract of Wang et al., 2024"
+    abilities = frozenset({"corrupted data"})
+
+    memory: Memory = 0.9  # of the moving threshold
+
+    def start(self, student: Student) -> None:
+        super().start(student)
+        self.threshold = -1.0  # none yet
+
+    def begin_stream(self, student: Student) -> None:
+        super().begin_stream(student)
+        self.threshold = -1.0  # the classes are others now
+
+    def stream_loss(self, student: Student, pixels: Tensor) -> Guess:
+        new, old = self.logits(student, pixels), self.taught(student, pixels)
+        sure = old.softmax(dim=1).max(dim=1)
+        mean = sure.values.mean().item()
+        past = mean if self.threshold < 0 else self.threshold
+        self.threshold = self.memory * past + (1 - self.memory) * mean
+        high = sure.values >= self.threshold  # [B]
+        target = torch.nn.functional.one_hot(sure.indices, old.shape[1]).to(new.dtype)
+        unlikely = old.softmax(dim=1) < 1 / old.shape[1]  # [B, C]: less than by chance
+        each = torch.where(high, cross_entropy_to(new, target), complementary(new, unlikely))
+        return self.guess(new, old, each.mean())
+
+    def tensors(self) -> Tensors:
+        return {"threshold": torch.tensor(self.threshold, dtype=torch.float64)}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.threshold = tensors["threshold"].item()
