@@ -203,7 +203,7 @@ class Learner:
 
         if done == 0:
             for remark in self.remarks(session):
-                warnings.warn(remark, stacklevel=2)
+                warnings.warn(remark, stacklevel=3)  # at whoever called learn
             student.skew = 0.0
             student.choose(method.choose(student, batches(0)))
             self.caution.remember(student.chosen, self.sessions)
@@ -303,6 +303,8 @@ class Learner:
             if self.student.step(guess.loss, rate):
                 self.method.after_stream_step(self.student)
                 self.caution.after_step(self.student)
+        if guess and guess.loss is not None:  # whoever keeps it keeps no graph
+            guess = replace(guess, loss=guess.loss.detach())
         return view.completed(guess) if self.method.adapts else None
 
     # Answering
@@ -534,7 +536,9 @@ class Learner:
     def _known(folder: Path) -> dict[str, Any]:
         """What `learner.json` says."""
         if not (folder / "learner.json").exists():
-            raise BadInput(f"'{folder}' holds no learner: there is no learner.json in it")
+            inside = folder / "learner"
+            hint = f"; try '{inside}'" if (inside / "learner.json").exists() else ""
+            raise BadInput(f"'{folder}' holds no learner: there is no learner.json in it{hint}")
         known: dict[str, Any] = read_json(folder / "learner.json")
         if known.get("format") != FORMAT:
             raise BadInput(

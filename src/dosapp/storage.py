@@ -75,6 +75,8 @@ def _flush_folder(folder: Path) -> None:
 @contextmanager
 def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     """One writer per folder; the lock is the system's, so it ends with the process."""
+    if folder.exists() and not os.access(folder, os.W_OK):  # an old lock could be had all the same
+        raise unwritable(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
     try:
         file = (folder / ".lock").open("w")
     except OSError as error:
