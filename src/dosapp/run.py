@@ -44,7 +44,7 @@ EVERY = 50  # steps between checkpoints: what a kill can cost
 
 
 class Watch:
-    """Somebody who looks on. The default looks away."""
+    """What a run tells while it goes on; the default listens to nothing."""
 
     def begin(self, label: str, sessions: int) -> None: ...
 

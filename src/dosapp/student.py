@@ -22,6 +22,7 @@ from dosapp.core.masks import Mask, Scores, gradient_scores, gradients
 from dosapp.core.momentum import smooth
 from dosapp.data.base import Prompts
 from dosapp.errors import BadInput
+from dosapp.settings import PAPER_RATE
 from dosapp.storage import differs, under
 
 SCALE = 2.0**10  # of losses in float16, at first
@@ -46,7 +47,7 @@ class Student:
         self,
         net: Backbone,
         *,
-        lr: float = 7.5e-6,
+        lr: float = PAPER_RATE,
         weight_decay: float = 0.2,
         seed: int = 0,
         half: bool = False,
@@ -227,9 +228,9 @@ class Student:
             self._optimizer = torch.optim.AdamW(groups)
 
     def remask(self, mask: Mask) -> None:
-        """Other entries of the same weights. Those that stay keep their moments; others start with
-        none, but count their steps with the tensor's: their first ones are up to a few times as
-        large as Adam's usual first."""
+        """Train other entries of the same tensors. Those in both masks keep their Adam moments; new
+        ones start from zero moments but with the tensor's count of steps, so bias correction does
+        not scale them: their first updates can be a few times as large as Adam's usual first."""
         kept = {
             n: {key: self._entries[n].spread(t) if t.ndim else t for key, t in state.items()}
             for n, state in self._moments().items()

@@ -30,8 +30,9 @@ class Insert:
 
 @dataclass(frozen=True)
 class Begun(Generic[Given]):
-    """Pictures or captions that are through the trunk: they go wherever those go, for experts with
-    the same trunk. Who adds something on the way starts again from what was given."""
+    """Pictures or captions after the trunk. Whatever takes those takes this too, for any expert
+    whose trunk has the same tensors. Whoever adds prompts starts again from what was given: they
+    enter before the trunk ends."""
 
     given: Given
     tokens: "Tokens"

@@ -1,9 +1,9 @@
 """The way through the blocks of a tower: one function for both towers.
 
-A block has two halves. Tokens first look at each other (attention), then each thinks for itself
-(the MLP, whose first layer has the paper's candidates). All that comes before the first block's
-second half is the trunk, in which two experts do not differ as long as only candidates move. Of
-the last block's tokens only the one that is read has to ask and think; the others are looked at.
+A block has two halves: attention, then the MLP, whose first layer has the paper's candidates. All
+that comes before the first block's MLP is the trunk, in which two experts do not differ as long as
+only candidates move. In the last block only the token that is read needs a query and an MLP; the
+others are keys and values.
 """
 
 import math
@@ -33,16 +33,16 @@ class Tokens:
     at: Tensor  # [B]: the token of each row that is read at the end
     head: Tensor | None = None  # [1, H, W]
     causal: bool = False
-    begun: bool = False  # the next block's first half is behind them
+    attended: bool = False  # the next block's attention is behind them
 
     def read(self) -> Tensor:  # [B, 1, W]
         return self.rows.gather(1, self.at[:, None, None].expand(-1, 1, self.rows.shape[2]))
 
 
 def block(layer: Any, tokens: Tokens, prefix: Tensor | None, ending: bool) -> Tokens:
-    if not tokens.begun:
-        tokens = looked(layer, tokens, prefix, ending)
-    return thought(layer, tokens)
+    if not tokens.attended:
+        tokens = attention(layer, tokens, prefix, ending)
+    return feed_forward(layer, tokens)
 
 
 def walk(
@@ -62,11 +62,11 @@ def walk(
     return tokens.read().squeeze(1)
 
 
-def looked(
+def attention(
     layer: Any, tokens: Tokens, prefix: Tensor | None = None, ending: bool = False
 ) -> Tokens:
-    """After a block's first half; `prefix [2, B, P, W]` has keys and values nobody asks from.
-    If it is `ending`, only what is read goes on."""
+    """A block's first half; `prefix [2, B, P, W]` has more keys and values. If it is `ending`, only
+    the token that is read goes on."""
     rows, head, seen = tokens.rows, tokens.head, layer.layer_norm1(tokens.rows)
     keys, values = _keys_values(layer, seen)
     mask = _causal(rows, 0 if head is None else head.shape[1]) if tokens.causal else None  # [L, K]
@@ -74,19 +74,19 @@ def looked(
         above = layer.layer_norm1(head)
         pair = _keys_values(layer, above)
         prefix = torch.stack(pair).expand(2, rows.shape[0], -1, -1)
-        head = None if ending else _asked(layer, head, above, *pair, _causal(head))
+        head = None if ending else _attended(layer, head, above, *pair, _causal(head))
     if prefix is not None:
         keys, values = torch.cat([prefix[0], keys], dim=1), torch.cat([prefix[1], values], dim=1)
     if ending:
         mask = None if mask is None else mask[tokens.at][:, None, None]  # [B, 1, 1, K]
         rows, seen = tokens.read(), replace(tokens, rows=seen).read()
         tokens = replace(tokens, at=torch.zeros_like(tokens.at))
-    rows = _asked(layer, rows, seen, keys, values, mask)
-    return replace(tokens, rows=rows, head=head, begun=True)
+    rows = _attended(layer, rows, seen, keys, values, mask)
+    return replace(tokens, rows=rows, head=head, attended=True)
 
 
-def thought(layer: Any, tokens: Tokens) -> Tokens:
-    """After its second half."""
+def feed_forward(layer: Any, tokens: Tokens) -> Tokens:
+    """Its second half."""
 
     def alone(x: Tensor) -> Tensor:
         after: Tensor = x + layer.mlp(layer.layer_norm2(x))
@@ -94,21 +94,21 @@ def thought(layer: Any, tokens: Tokens) -> Tokens:
 
     rows = alone(tokens.rows)
     head = None if tokens.head is None else alone(tokens.head)
-    return replace(tokens, rows=rows, head=head, begun=False)
+    return replace(tokens, rows=rows, head=head, attended=False)
 
 
-def _asked(
+def _attended(
     layer: Any, rows: Tensor, seen: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """Rows `[B, L, W]` with what they find at keys and values `[B, K, W]`."""
-    attention = layer.self_attn
+    """Rows `[B, L, W]` with what they attend to at keys and values `[B, K, W]`."""
+    own = layer.self_attn
 
     def heads(x: Tensor) -> Tensor:  # [B, L, W] → [B, heads, L, W / heads]
-        return x.view(*x.shape[:2], -1, attention.head_dim).transpose(1, 2)
+        return x.view(*x.shape[:2], -1, own.head_dim).transpose(1, 2)
 
-    queries = heads(attention.q_proj(seen))
+    queries = heads(own.q_proj(seen))
     found = scaled_dot_product_attention(queries, heads(keys), heads(values), mask)
-    after: Tensor = rows + attention.out_proj(found.transpose(1, 2).flatten(2))
+    after: Tensor = rows + own.out_proj(found.transpose(1, 2).flatten(2))
     return after
 
 

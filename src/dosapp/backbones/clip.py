@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from dosapp.backbones.base import Begun, Captions, Insert, Pixels
-from dosapp.backbones.blocks import Tokens, block, compiled, looked, recomputed, walk
+from dosapp.backbones.blocks import Tokens, attention, block, compiled, recomputed, walk
 from dosapp.devices import device
 from dosapp.errors import BadInput, unknown
 from dosapp.peak import keep_memory
@@ -71,7 +71,7 @@ def transformers() -> Any:
     return library
 
 
-def cast(encode: Callable[P, T]) -> Callable[P, T]:
+def in_precision(encode: Callable[P, T]) -> Callable[P, T]:
     """Products in the backbone's precision."""
 
     @wraps(encode)
@@ -134,7 +134,7 @@ class Clip:
         parts = [pixels[first : first + size] for first in range(0, len(pixels), size)]
         return torch.cat([recomputed(self._pool_image)(part) for part in parts])
 
-    @cast
+    @in_precision
     def _pool_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
         vision = self.model.vision_model
         if isinstance(pixels, Begun) and insert is None:
@@ -154,11 +154,11 @@ class Clip:
         first = rows.new_zeros(rows.shape[0], dtype=torch.long)  # (an exporter follows shapes only)
         return Tokens(vision.pre_layrnorm(rows), at=first)
 
-    @cast
+    @in_precision
     def project_image(self, pooled: Tensor) -> Tensor:
         return normalize(self.model.visual_projection(pooled).to(self.scale), dim=-1)
 
-    @cast
+    @in_precision
     def encode_text(self, captions: Captions) -> Tensor:
         text = self.model.text_model
         tokens = captions.tokens if isinstance(captions, Begun) else self._words(captions)
@@ -177,15 +177,15 @@ class Clip:
         head = rows[:1, :common] if common else None
         return Tokens(rows[:, common:], end - common, head, causal=True)
 
-    @cast
+    @in_precision
     def begin_image(self, pixels: Tensor) -> Begun[Tensor]:
         first = self.model.vision_model.encoder.layers[0]
-        return Begun(pixels, looked(first, self._patches(pixels)))
+        return Begun(pixels, attention(first, self._patches(pixels)))
 
-    @cast
+    @in_precision
     def begin_text(self, captions: Sequence[str]) -> Begun[Sequence[str]]:
         first = self.model.text_model.encoder.layers[0]
-        return Begun(captions, looked(first, self._words(captions)))
+        return Begun(captions, attention(first, self._words(captions)))
 
     def tokens(self, captions: Sequence[str]) -> Tensor:
         """Token ids cut to the longest caption in use: attention is causal and the feature is read

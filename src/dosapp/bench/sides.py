@@ -15,9 +15,10 @@ from dosapp.core.masks import Mask, Scores, top_fraction
 from dosapp.data.base import Prompts
 from dosapp.methods.dosapp import DoSAPP
 from dosapp.peak import keep_memory
+from dosapp.settings import PAPER_RATE
 from dosapp.student import Selection, Student
 
-RATE, DECAY, SHARE = 7.5e-6, 0.2, 0.1  # the paper's
+RATE, DECAY, SHARE = PAPER_RATE, 0.2, 0.1
 PROMPTS = Prompts(train="{}", evaluate=("{}",))
 
 

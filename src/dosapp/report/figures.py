@@ -63,12 +63,13 @@ def curves(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure:
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
         rounds = {row.name: n // len(PALETTE) for n, row in enumerate(rows)}  # colours come again
+        sessions = max(len(row.results[0].R) for row in rows)
         dashes = {name: ["-", "--", "-.", ":"][n % 4] for name, n in rounds.items()}
         for row in rows:
             lines = _known(row)
             colour, ours = colour_of[row.name], row.label == "DoSAPP"
-            if lines.shape[1] == 1:  # joint training: one session, drawn as a level
-                axes.axhline(lines.mean(), color=colour, ls=":", label=title(row))
+            if lines.shape[1] == 1:  # joint training: one session, which ends where the others end
+                axes.plot(sessions, lines.mean(), "D", ms=6, color=colour, label=title(row))
                 continue
             x, mean = np.arange(1, lines.shape[1] + 1), lines.mean(axis=0)
             look = {"lw": 2.5, "zorder": 3} if ours else {"lw": 1.4, "ls": dashes[row.name]}
@@ -232,7 +233,7 @@ def _ranked(rows: Sequence[Row], bounds: Sequence[Row], colour_of: Mapping[str, 
             for n, row in enumerate(rows):
                 x = np.array(row.values(metric))
                 spread = {"xerr": x.std(ddof=1)} if len(x) > 1 else {}
-                fill = {"mfc": "white"} if row.results[0].settings["memory"] else {}
+                fill = {"mfc": "white"} if row.keeps_pictures else {}
                 axes.errorbar(x.mean(), n, fmt="o", ms=4, color=colour_of[row.name], elinewidth=0.8,
                               **spread, **fill)  # fmt: skip
             axes.set(xlabel=head)
@@ -244,7 +245,7 @@ def _ranked(rows: Sequence[Row], bounds: Sequence[Row], colour_of: Mapping[str, 
                              ha="center", size=7, color=BOUND)  # fmt: skip
         look = {"marker": "o", "ls": "", "ms": 4, "color": OTHER}
         hollow = pair[1].plot([], [], mfc="white", label="keeps pictures", **look)
-        if any(row.results[0].settings["memory"] for row in rows):
+        if any(row.keeps_pictures for row in rows):
             above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderpad": 0}
             pair[1].legend(handles=hollow, frameon=False, fontsize=7, **above)
         pair[0].set_ylim(-0.7, len(rows) - 0.3)

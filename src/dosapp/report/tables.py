@@ -46,6 +46,13 @@ class Row:
     def name(self) -> str:
         return f"{self.label}, {self.data}" if self.several else self.label
 
+    @property
+    def keeps_pictures(self) -> bool:
+        """For replay, or because its adapter does."""
+        said = self.results[0].settings
+        kinds = (METHODS.get(said.get(half) or "") for half in ("method", "adapt"))
+        return bool(said.get("memory")) or any(kind.stores_data for kind in kinds if kind)
+
     def values(self, metric: str) -> list[float]:
         cost = COSTS.get(metric)
         found = [cost(r) if cost else r.metrics.get(metric) for r in self.results]
