@@ -167,7 +167,7 @@ def test_going_on_after_the_last_step_keeps_the_teacher(small, tiny) -> None:
     )
     whole.learn(session)
     lessons = part.lessons(session)
-    while (lesson := next(lessons)).step < lesson.of:
+    while (lesson := next(lessons)).number < lesson.of:
         pass
     rest.restore(part.state(), part.working())
     assert list(rest.lessons(session, done=lesson.of)) == []

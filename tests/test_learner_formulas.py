@@ -264,7 +264,7 @@ class TestSLCA:
         learner, stream = begun("slca", 1)
         seen = []
         for lesson in learner.lessons(stream.session(1)):
-            seen.append((lesson.step, lesson.of, learner.student.selection.names))
+            seen.append((lesson.number, lesson.of, learner.student.selection.names))
         steps, total = len(seen), seen[0][1]
         assert steps == total == 2 * 3 + 3 * 6  # two epochs of three batches; three passes of six
         assert {len(names) for _, _, names in seen[6:]} == {2}
@@ -275,7 +275,7 @@ class TestSLCA:
         student, method = learner.student, learner.method
         lessons = learner.lessons(stream.session(1))
         for lesson in lessons:
-            if lesson.step == 7:
+            if lesson.number == 7:
                 break
         drawn, labels = method.classes.draw(256, 2, student.chance("alignment", 3))
         logits = student.net.project_image(drawn) @ student.captions().T

@@ -312,10 +312,10 @@ class TestTogether:
         teacher = learner.method.unlabelled.teacher.weights()
         resting = next(iter(tiny.first_mlp()))
         for lesson in learner.lessons(stream.session(1)):
-            if lesson.step == 6:
+            if lesson.number == 6:
                 before = teacher[resting].clone()
                 moving = teacher["visual_projection.weight"].clone()
-            if lesson.step == 9:
+            if lesson.number == 9:
                 assert torch.equal(teacher[resting], before)
                 assert not torch.equal(teacher["visual_projection.weight"], moving)
 

@@ -1,7 +1,7 @@
 """Learn, adapt, predict, save, load: the same object for experiments, command line and service."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,13 +17,12 @@ from dosapp.backbones.base import Backbone, Expert
 from dosapp.backbones.clip import load as load_backbone
 from dosapp.backbones.shared import Shared
 from dosapp.caution import Caution
-from dosapp.core.chance import chance
 from dosapp.data.ahead import ahead
 from dosapp.data.base import Prompts, check_class_names
-from dosapp.data.views import Labelled
 from dosapp.devices import moved
 from dosapp.errors import BadInput, unknown
 from dosapp.history import History
+from dosapp.lessons import Timetable
 from dosapp.memory import Memory
 from dosapp.methods import build
 from dosapp.methods.base import Batch, Guess, Method
@@ -52,26 +51,12 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class Step:
     """One labelled step, reported."""
 
-    step: int
+    number: int  # from 1
     of: int
     loss: float
-
-
-@dataclass(frozen=True)
-class Pass:
-    """A pass over lessons, whose pictures are read when their turn comes."""
-
-    rows: Sequence[np.ndarray]
-    read: Callable[[np.ndarray], Batch]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return map(self.read, self.rows)
 
 
 class Origin:
@@ -179,50 +164,39 @@ class Learner:
         known = self.student.prompts
         return {name: known[name] for name in names if name in known}
 
-    def lessons(self, session: Session, done: int = 0) -> Iterator[Lesson]:
+    def lessons(self, session: Session, done: int = 0) -> Iterator[Step]:
         """The same, step by step; `done` steps of it are behind us (and in the loaded state)."""
         student, method = self.student, self.method
         if done == 0:
             method.check(student, session)
         labels = self._meet(session)
-        size = min(self.settings.batch, len(session.train))
-        per_epoch = len(session.train) // size  # the last, smaller batch is left out
-
-        def batches(epoch: int) -> "Pass":
-            return Pass(
-                self._order(session, epoch, size),
-                lambda rows: self._placed(self._read(session.train, labels, rows)),
-            )
-
-        def read(step: int) -> Batch:
-            rows = self._order(session, step // per_epoch, size)[step % per_epoch]
-            return self._read(session.train, labels, rows)
-
-        def batch(step: int) -> Batch:
-            return self._replayed(self._placed(read(step)), step)
-
+        place = (self.settings, self.sessions, self.memory, self.device)
+        table = Timetable(session.train, labels, *place)
         if done == 0:
             for remark in self.remarks(session):
                 warnings.warn(remark, stacklevel=3)  # at whoever called learn
             student.skew = 0.0
-            student.choose(method.choose(student, batches(0)))
+            student.choose(method.choose(student, table.epoch(0)))
             self.caution.remember(student.chosen, self.sessions)
             method.begin_session(student, session)
             student.forget_scores()
-        taught = per_epoch * self.settings.epochs if student.chosen.names else 0
-        reviews = method.reviews(student, per_epoch)
+        taught = table.per_epoch * self.settings.epochs if student.chosen.names else 0
+        reviews = method.reviews(student, table.per_epoch)
         total = taught + sum(review.steps for review in reviews)
 
-        def taken(step: int, loss: Tensor) -> Lesson:
+        def taken(step: int, loss: Tensor) -> Step:
             if student.step(loss):
                 method.after_step(student)
-            return Lesson(step + 1, total, loss.item())
+            return Step(step + 1, total, loss.item())
 
-        for step, lesson in ahead(range(done, taught), read):
-            if step % per_epoch == 0:
-                epoch = step // per_epoch
-                method.begin_epoch(student, epoch, batches(epoch))
-            yield taken(step, method.loss(student, self._replayed(self._placed(lesson), step)))
+        def whole(step: int) -> Batch:
+            return table.complete(table.read(step), step)
+
+        for step, batch in ahead(range(done, taught), table.read):
+            epoch, n = divmod(step, table.per_epoch)
+            if n == 0:
+                method.begin_epoch(student, epoch, table.epoch(epoch))
+            yield taken(step, method.loss(student, table.complete(batch, step)))
         if done <= taught:
             method.end_lessons(student, session)
         first = taught
@@ -230,7 +204,7 @@ class Learner:
             for step in range(max(done, first), first + review.steps):
                 if step == first:
                     student.train_only(review.selection)
-                yield taken(step, review.loss(student, partial(batch, step), step - first))
+                yield taken(step, review.loss(student, partial(whole, step), step - first))
             first += review.steps
         method.end_session(student, session)
         self.memory.keep(session.train, labels)
@@ -266,27 +240,6 @@ class Learner:
         place = {name: n for n, name in enumerate(self.student.classes)}
         here = np.array([place[name] for name in session.classes], dtype=np.int64)
         return torch.from_numpy(here[session.train.labels])
-
-    def _order(self, session: Session, epoch: int, size: int) -> list[np.ndarray]:
-        count = len(session.train)
-        random = chance("lessons", self.settings.seed, self.sessions, epoch)
-        return np.array_split(random.permutation(count)[: count // size * size], count // size)
-
-    def _read(self, lessons: Labelled, labels: Tensor, rows: np.ndarray) -> Batch:
-        new = torch.zeros(len(rows), dtype=torch.bool)
-        return Batch(lessons.read(rows), labels[torch.from_numpy(rows)], new)
-
-    def _placed(self, batch: Batch) -> Batch:
-        parts = (batch.pixels, batch.labels, batch.replayed)
-        return Batch(*(moved(part, self.device) for part in parts))
-
-    def _replayed(self, batch: Batch, step: int) -> Batch:
-        old = self.memory.draw(len(batch.labels), self.sessions, step)
-        if old is None:
-            return batch
-        again = (*old, torch.ones(len(old[1]), dtype=torch.bool))
-        both = zip((batch.pixels, batch.labels, batch.replayed), again, strict=True)
-        return Batch(*(torch.cat([now, moved(then, self.device)]) for now, then in both))
 
     # Learning without labels
 

@@ -185,10 +185,10 @@ class Experiment:
                 lesson = next(lessons, None)
             if lesson is None:
                 break
-            step = lesson.step
-            self.watch.lesson(t, lesson.step, lesson.of, lesson.loss)
-            if lesson.step % EVERY == 0:
-                progress.done = lesson.step
+            step = lesson.number
+            self.watch.lesson(t, lesson.number, lesson.of, lesson.loss)
+            if lesson.number % EVERY == 0:
+                progress.done = lesson.number
                 self._checkpoint()
         self._count("steps", "lessons", t, step)
         self._measure(t, "before")

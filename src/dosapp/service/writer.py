@@ -434,7 +434,7 @@ class Writer:
             job.state, remarks = "learning", self.learner.remarks(job.session)
             right = self._right(known)
             for lesson in self.learner.lessons(job.session):
-                job.step, job.of, job.loss = lesson.step, lesson.of, lesson.loss
+                job.step, job.of, job.loss = lesson.number, lesson.of, lesson.loss
                 if job.cancelled.is_set():
                     raise Cancelled
             seen = self._measured()
