@@ -11,7 +11,10 @@ from dosapp.cluster import wants_gpu
 from dosapp.data.known import Known
 from dosapp.errors import BadInput
 from dosapp.grid import grid
-from dosapp.ledger import Cell, Ledger, judged, lost, opened, value_of
+from dosapp.ledger import lost, opened
+from dosapp.ledger.book import Ledger
+from dosapp.ledger.cells import Cell, value_of
+from dosapp.ledger.verdicts import judged
 from dosapp.plan import plan
 from dosapp.reproduce import Row, Scale, command, runs, table, tables, timed
 from dosapp.result import same_stream

@@ -1,0 +1,55 @@
+"""What came out, beside the paper: ledgers of stored results.
+
+A cell is filled from a stored result or not at all. At the paper's scale a number is set against
+the paper's, at the smaller ones its claims are.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dosapp.errors import BadInput
+from dosapp.ledger.book import Ledger
+from dosapp.ledger.seconds import TimeLedger
+from dosapp.reproduce import Scale, table
+from dosapp.result import Result
+from dosapp.storage import read_json, write_bytes, write_json
+
+
+def opened(names: Sequence[str], scale: Scale, folder: Path, measure: bool = False) -> list[Ledger]:
+    """The ledgers of some tables, each result read once."""
+    read: dict[str, Result | None] = {}
+    kinds = [TimeLedger if table(name).kind == "time" else Ledger for name in names]
+    return [kind(n, scale, folder, measure, read) for kind, n in zip(kinds, names, strict=True)]
+
+
+def markdown(books: Sequence[Ledger]) -> str:
+    return "\n".join(book.markdown() for book in books)
+
+
+def write(books: Sequence[Ledger], place: Path) -> None:
+    """`.md` and `.json`, but never instead of ones that were filled from more."""
+    facts, listing = [book.facts() for book in books], place.with_suffix(".json")
+    fewer = lost(read_json(listing), facts) if listing.exists() else 0
+    if fewer:
+        raise BadInput(
+            f"{listing} stays as it is, since {fewer} of its cells would have fewer seeds now; "
+            "give the data and settings it was made with, or another --out"
+        )
+    write_json(listing, facts)
+    write_bytes(place.with_suffix(".md"), markdown(books).encode())
+
+
+def lost(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> int:
+    """Cells of some ledgers that were filled from more seeds than they are now."""
+
+    def seeds(books: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], int]:
+        return {
+            (book["table"], cell["row"], cell.get("data"), cell.get("metric")): cell.get("seeds", 1)
+            for book in books
+            for cell in book.get("cells", book.get("rows", []))
+            if cell["ours"] is not None
+        }
+
+    now = seeds(new)
+    return sum(count > now.get(cell, 0) for cell, count in seeds(old).items())
