@@ -295,7 +295,7 @@ class TestFolders:
         def offline(name: str) -> None:
             raise BadInput(f"backbone '{name}' could not be loaded")
 
-        monkeypatch.setattr("dosapp.learner.load_backbone", offline)
+        monkeypatch.setattr("dosapp.origin.load_backbone", offline)
         history = Learner.history_of(folder)
         assert [v.reason for v in history.versions()] == ["taught"]
         assert (history.head, history.version(1).facts["sessions"]) == (1, 1)

@@ -24,7 +24,7 @@ import pytest
 import torch
 from PIL import Image
 
-import dosapp.learner
+import dosapp.origin
 from dosapp.drills.served import lesson as served_lesson
 from dosapp.drills.served import pictures as served_pictures
 from dosapp.drills.served import png
@@ -497,8 +497,8 @@ def written() -> Iterator[list[str]]:
 class TestMemory:
     @pytest.mark.parametrize("follow", [False, True])
     def test_the_backbone_is_read_once(self, folder, monkeypatch, follow) -> None:
-        read, load = [], dosapp.learner.load_backbone
-        monkeypatch.setattr(dosapp.learner, "load_backbone", lambda n: read.append(n) or load(n))
+        read, load = [], dosapp.origin.load_backbone
+        monkeypatch.setattr(dosapp.origin, "load_backbone", lambda n: read.append(n) or load(n))
         with opened(folder, ServiceSettings(), follow=follow) as service:
             learner = service.reader.published.learner
             mine, theirs = learner.origin.weights(), learner.student.net.weights()

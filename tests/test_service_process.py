@@ -16,7 +16,8 @@ import torch
 from dosapp.core.masks import top_fraction
 from dosapp.drills.served import lesson, pictures, served, small_learner
 from dosapp.errors import BadInput
-from dosapp.learner import Learner, Origin
+from dosapp.learner import Learner
+from dosapp.origin import Origin
 from dosapp.service.service import GLANCE, opened
 from dosapp.service.settings import ServiceSettings
 from dosapp.settings import LearnerSettings

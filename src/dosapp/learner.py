@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from dosapp.lessons import Timetable
 from dosapp.memory import Memory
 from dosapp.methods import build
 from dosapp.methods.base import Batch, Guess, Method
+from dosapp.origin import Origin
 from dosapp.settings import LearnerSettings
 from dosapp.storage import (
     Damaged,
@@ -57,33 +58,6 @@ class Step:
     number: int  # from 1
     of: int
     loss: float
-
-
-class Origin:
-    """A backbone before any learning, read when it is first asked for. Learners at several states
-    and their histories share one."""
-
-    def __init__(self, name: str, fingerprint: str, net: Backbone | None = None) -> None:
-        self.name, self.fingerprint, self._given = name, fingerprint, net
-
-    @cached_property
-    def net(self) -> Backbone:
-        net = self._given or load_backbone(self.name)
-        found = net.fingerprint()
-        if found != self.fingerprint:
-            raise BadInput(
-                f"the learner began from a backbone of fingerprint {self.fingerprint}, but "
-                f"'{self.name}' has {found}; use the one it had"
-            )
-        return net
-
-    def tensor(self, key: str) -> Tensor | None:
-        """What a tensor of a state was then: a history's base."""
-        role, _, name = key.partition("/")
-        if role in ("method", "mask", "caution"):
-            return None
-        found = self.net.weights().get(name)
-        return None if found is None else found.detach().cpu()
 
 
 class Learner:
