@@ -222,7 +222,7 @@ class TestPictures:
         options = [{"sparsity": value} for value in (0.01, 0.1, 0.5)]
         drawn = swept(rows(made("dosapp", 0, 80, 10, options=one) for one in options))
         assert drawn.axes[0].get_xscale() == "log"
-        assert drawn.axes[0].get_xlabel() == "sparsity c"
+        assert drawn.axes[0].get_xlabel() == "share of candidates that move, c"
         assert swept(rows(RESULTS)) is None
 
     def test_a_map_has_a_line_where_another_dataset_begins(self) -> None:

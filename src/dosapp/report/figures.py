@@ -23,7 +23,7 @@ Values = NDArray[np.float64]
 PALETTE = ["#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#8c6d31", "#7b4173", "#bdbd22"]
 OURS, TUNED, BOUND, OTHER = "#0072B2", "#D55E00", "#6b6b6b", "#404040"
 KNOWN = {"DoSAPP": OURS, "FLYP": TUNED, "zero-shot": BOUND, "Joint": BOUND}
-SYMBOLS = {"gamma": "γ", "lam": "λ", "delta": "δ", "sparsity": "sparsity c"}
+SYMBOLS = {"gamma": "γ", "lam": "λ", "delta": "δ", "sparsity": "share of candidates that move, c"}
 LEGIBLE = 14  # rows that lines and names in one picture can tell apart
 STYLE = {
     "font.size": 10,
