@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on."""
+"""What a person sees while a run goes on: bars and tables on a terminal, plain lines otherwise."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,117 +14,140 @@ from dosapp.run import Watch
 from dosapp.settings import RunSettings
 
 AHEAD = 2  # rows of a grid that are shown before any of their runs is done
+LESSONS = 0.6  # a session's share of the bar that is theirs; the rest is the stream's
 
 
 @contextmanager
 def progress(title: str, err: Console) -> Iterator[Watch]:
-    """A bar with the time left on a terminal, plain lines otherwise."""
+    """Of one run, with the time left."""
     if not err.is_terminal:
-
-        class Lines(Watch):
-            sessions = 0
-
-            def begin(self, label: str, sessions: int) -> None:
-                self.sessions = sessions
-                err.print(f"{label}: {sessions} sessions", highlight=False)
-
-            def measured(self, session: int, row: list[float]) -> None:
-                mean = sum(row) / len(row)
-                err.print(
-                    f"  session {session + 1}/{self.sessions}: {mean:.1f} % on {len(row)} task(s)",
-                    highlight=False,
-                )
-
-        yield Lines()
+        yield Lines(err)
         return
-    bar = Progress(
-        TextColumn("{task.description:<22}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-        console=err,
-    )
-    with bar:
-        task = bar.add_task(title, total=1.0, note="")
+    with Bar(title, err) as bar:
+        yield bar
 
-        class Bar(Watch):
-            sessions = 1
 
-            def begin(self, label: str, sessions: int) -> None:
-                self.sessions = sessions
-                bar.update(task, description=label)
+class Lines(Watch):
+    def __init__(self, err: Console) -> None:
+        self.err, self.sessions = err, 0
 
-            def lesson(self, session: int, step: int, of: int, loss: float) -> None:
-                self.at(session, 0.6 * step / of, f"session {session + 1}, loss {loss:.2f}")
+    def begin(self, label: str, sessions: int) -> None:
+        self.sessions = sessions
+        self.err.print(f"{label}: {sessions} sessions")
 
-            def stream(self, session: int, step: int, of: int) -> None:
-                self.at(session, 0.6 + 0.4 * step / of, f"session {session + 1}, stream")
+    def measured(self, session: int, row: list[float]) -> None:
+        self.err.print(f"  session {session + 1}/{self.sessions}: {_known(row)}")
 
-            def at(self, session: int, share: float, note: str) -> None:
-                bar.update(task, completed=(session + share) / self.sessions, note=note)
 
-            def measured(self, session: int, row: list[float]) -> None:
-                self.at(session, 1.0, f"{sum(row) / len(row):.1f} % on {len(row)} task(s)")
+class Bar(Watch):
+    def __init__(self, title: str, err: Console) -> None:
+        self.bar = Progress(
+            TextColumn("{task.description:<22}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=err,
+        )
+        self.task = self.bar.add_task(title, total=1.0, note="")
+        self.sessions = 1
 
-        yield Bar()
+    def __enter__(self) -> "Bar":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def begin(self, label: str, sessions: int) -> None:
+        self.sessions = sessions
+        self.bar.update(self.task, description=label)
+
+    def lesson(self, session: int, step: int, of: int, loss: float) -> None:
+        self._at(session, LESSONS * step / of, f"session {session + 1}, loss {loss:.2f}")
+
+    def stream(self, session: int, step: int, of: int) -> None:
+        self._at(session, LESSONS + (1 - LESSONS) * step / of, f"session {session + 1}, stream")
+
+    def measured(self, session: int, row: list[float]) -> None:
+        self._at(session, 1.0, _known(row))
+
+    def _at(self, session: int, share: float, note: str) -> None:
+        self.bar.update(self.task, completed=(session + share) / self.sessions, note=note)
+
+
+def _known(row: list[float]) -> str:
+    return f"{sum(row) / len(row):.1f} % on {len(row)} task(s)"
 
 
 @contextmanager
 def many(planned: Sequence[RunSettings], err: Console) -> Iterator[Callable[[Outcome], None]]:
-    """A grid as it fills: a table with the time left on a terminal, a line per run otherwise."""
-    done: list[Outcome] = []
-    several = len({one.data for one in planned}) > 1
+    """A grid as it fills: whoever computes it calls what is given with every outcome."""
+    filling = Filling(planned, err)
+    if not err.is_terminal:
+        yield filling.line
+        return
+    with Live(filling.screen(), console=err, refresh_per_second=2) as live:
 
-    def called(one: RunSettings) -> str:
-        return f"{label(one)}, {one.data}" if several else label(one)
+        def show(outcome: Outcome) -> None:
+            filling.add(outcome)
+            if outcome.result is None:
+                live.console.print(f"{filling.called(outcome.settings)}: {outcome.error}")
+            live.update(filling.screen())
 
-    names = list(dict.fromkeys(map(called, planned)))
-    bar = Progress(
-        TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=err
-    )
-    task = bar.add_task("runs", total=len(planned))
+        yield show
 
-    def screen() -> Group:
+
+class Filling:
+    """The outcomes of a grid so far."""
+
+    def __init__(self, planned: Sequence[RunSettings], err: Console) -> None:
+        self.planned, self.err = planned, err
+        self.done: list[Outcome] = []
+        self.several = len({one.data for one in planned}) > 1
+        self.names = list(dict.fromkeys(map(self.called, planned)))
+        self.bar = Progress(
+            TextColumn("runs"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=err,
+        )
+        self.task = self.bar.add_task("runs", total=len(planned))
+
+    def called(self, one: RunSettings) -> str:
+        return f"{label(one)}, {one.data}" if self.several else label(one)
+
+    def add(self, outcome: Outcome) -> None:
+        self.done.append(outcome)
+        self.bar.update(self.task, completed=len(self.done))
+
+    def line(self, outcome: Outcome) -> None:
+        """For those who read line by line."""
+        self.add(outcome)
+        found, said = outcome.result, outcome.error
+        if found:
+            said = f"Acc {_mean([found.metrics['accuracy']])}"
+            said += f"  F {_mean([found.metrics['forgetting']])}"
+        name = f"{self.called(outcome.settings)}, seed {outcome.settings.seed}"
+        self.err.print(f"{len(self.done)}/{len(self.planned)} {name}: {said}")
+
+    def screen(self) -> Group:
         table = Table(box=None, header_style="bold")
         for head in ("run", "done", "Acc", "F", "failed"):
             table.add_column(head, justify="left" if head == "run" else "right")
-        begun = max((names.index(called(o.settings)) + 1 for o in done), default=0)
-        for name in names[: begun + AHEAD][-(err.height - 4) :]:
-            mine = [o for o in done if called(o.settings) == name]
+        last = max((self.names.index(self.called(o.settings)) + 1 for o in self.done), default=0)
+        for name in self.names[: last + AHEAD][-(self.err.height - 4) :]:
+            mine = [o for o in self.done if self.called(o.settings) == name]
             found = [o.result.metrics for o in mine if o.result]
             table.add_row(
                 name,
-                f"{len(mine)}/{sum(called(one) == name for one in planned)}",
+                f"{len(mine)}/{sum(self.called(one) == name for one in self.planned)}",
                 _mean([m["accuracy"] for m in found]),
                 _mean([m["forgetting"] for m in found]),
                 str(len(mine) - len(found)) if len(found) < len(mine) else "",
             )
-        return Group(table, bar)
-
-    if not err.is_terminal:
-
-        def line(outcome: Outcome) -> None:
-            done.append(outcome)
-            found, said = outcome.result, outcome.error
-            if found:
-                said = f"Acc {_mean([found.metrics['accuracy']])}"
-                said += f"  F {_mean([found.metrics['forgetting']])}"
-            name = f"{called(outcome.settings)}, seed {outcome.settings.seed}"
-            err.print(f"{len(done)}/{len(planned)} {name}: {said}", highlight=False)
-
-        yield line
-        return
-    with Live(screen(), console=err, refresh_per_second=2) as live:
-
-        def show(outcome: Outcome) -> None:
-            done.append(outcome)
-            bar.update(task, completed=len(done))
-            if outcome.result is None:
-                live.console.print(f"{called(outcome.settings)}: {outcome.error}", highlight=False)
-            live.update(screen())
-
-        yield show
+        return Group(table, self.bar)
 
 
 def _mean(values: list[float | None]) -> str:
