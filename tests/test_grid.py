@@ -128,7 +128,10 @@ def test_processes_give_the_same_results(tmp_path, small) -> None:
 def long_grid(folder: Path) -> Iterator[tuple[subprocess.Popen, list[int]]]:
     """A grid of ten long runs in two processes, as soon as both are at work; and those two."""
     file = write(folder / "g.yaml", method="flyp", seeds="0-9", epochs=200)
-    command = [sys.executable, "-m", "dosapp", "grid", str(file), "--jobs", "2"]
+    # Whoever is started in the background ignores Ctrl-C, and so would its children.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{heard}; from dosapp.cli import main; main()"]
+    command += ["grid", str(file), "--jobs", "2"]
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL)
     try:
         wait_for(lambda: len(list(folder.rglob("run.json"))) == 2)
