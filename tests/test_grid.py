@@ -23,7 +23,7 @@ from dosapp.grid import Outcome, grid, runs_in, seed_list
 from dosapp.plan import settings_from
 from dosapp.progress import many
 from dosapp.settings import RunSettings
-from dosapp.tune import Tried, chosen, lessons, tune
+from dosapp.tune import Rates, Tried, chosen, lessons, tune
 from test_report import made
 
 
@@ -79,6 +79,15 @@ def test_options_that_are_not_names_and_values_are_a_sentence(tmp_path) -> None:
     for read in (runs_in, lambda path: settings_from(path, {})):
         with pytest.raises(BadInput, match="write them as name: value"):
             read(file)
+
+
+def test_rates_are_not_added_to_a_file_of_something_else(tmp_path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text("# dosapp tune\nrates: {spu: 0.1}\nseen: {}\n")
+    assert Rates.read(file) == Rates({"spu": 0.1}, {}, ["# dosapp tune"])
+    file.write_text("method: spu\n")
+    with pytest.raises(BadInput, match="has 'method', so it is no file of rates"):
+        Rates.read(file)
 
 
 def test_seeds() -> None:

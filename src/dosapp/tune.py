@@ -69,8 +69,11 @@ class Rates:
         """What was tuned before stays."""
         if not file.exists():
             return cls()
-        lines = file.read_text().splitlines()
-        return cls(**read_yaml(file), commands=[line for line in lines if line.startswith("#")])
+        found, lines = read_yaml(file), file.read_text().splitlines()
+        strange = next((key for key in found if key not in ("rates", "seen")), None)
+        if strange is not None:
+            raise BadInput(f"'{file}' has '{strange}', so it is no file of rates; choose another")
+        return cls(**found, commands=[line for line in lines if line.startswith("#")])
 
     def add(self, tuned: Tuned) -> None:
         self.rates[tuned.method] = tuned.lr

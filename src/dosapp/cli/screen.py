@@ -31,7 +31,10 @@ def _version(asked: bool) -> None:
 @app.callback()
 def dosapp(
     asked: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="and nothing else")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None: ...
 

@@ -22,7 +22,8 @@ Values = NDArray[np.float64]
 # Okabe and Ito's palette. What every figure shows keeps its colour in all of them.
 PALETTE = ["#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#8c6d31", "#7b4173", "#bdbd22"]
 OURS, TUNED, BOUND, OTHER = "#0072B2", "#D55E00", "#6b6b6b", "#404040"
-KNOWN = {"DoSAPP": OURS, "FLYP": TUNED, "zero-shot": BOUND, "Joint": BOUND}
+BOUNDS = ("zero-shot", "Joint")  # learning nothing, and all at once
+KNOWN = {"DoSAPP": OURS, "FLYP": TUNED, **dict.fromkeys(BOUNDS, BOUND)}
 SYMBOLS = {"gamma": "γ", "lam": "λ", "delta": "δ", "sparsity": "share of candidates that move, c"}
 LEGIBLE = 14  # rows that lines and names in one picture can tell apart
 STYLE = {
@@ -184,8 +185,8 @@ def _sheet(rows: Sequence[Row], lines: Sequence[Values], head: str, signed: bool
 
 def plane(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | None:
     """Accuracy at the end against forgetting; the best corner is the upper left."""
-    bounds = [row for row in rows if row.label in ("zero-shot", "Joint")]
-    rows = [row for row in rows if row.values("forgetting") and row not in bounds]
+    bounds = [row for row in rows if row.label in BOUNDS]
+    rows = [row for row in rows if row.values("forgetting") and row.label not in BOUNDS]
     if len(rows) < 2:
         return None
     if len(rows) > LEGIBLE:
