@@ -1,0 +1,96 @@
+"""What no renaming may move: weights, keys of stored results, a served answer, an old record."""
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pinned
+import pytest
+import torch
+
+from conftest import shared_only
+from dosapp.plan import open_stream, plan
+from dosapp.run import machine
+from dosapp.settings import RunSettings
+
+PINS = json.loads(pinned.FILE.read_text())
+RESULTS = Path(__file__).parents[1] / "results"
+GRIDS = {
+    "foundation": "foundation",
+    "methods": "tiny",
+    "mitigations": "mitigations",
+    "probe": "probe",
+}
+SAME_MACHINE = (machine("cpu"), torch.__version__) == (PINS["machine"], PINS["torch"])
+
+
+def agrees(found: dict[str, object], pin: dict[str, object]) -> None:
+    """Bit for bit where the pins were written; other processors round differently."""
+    if SAME_MACHINE:
+        assert found["digest"] == pin["digest"]
+    assert found["norms"] == pytest.approx(pin["norms"], rel=0.02)
+
+
+@pytest.mark.parametrize("name", pinned.cases())
+def test_weights_after_two_sessions_and_their_streams(name, tiny) -> None:
+    learner, _ = pinned.trained(tiny, **pinned.cases()[name])
+    agrees(pinned.described(learner), PINS["learners"][name])
+
+
+def stored(folder: str) -> list[Path]:
+    return sorted((RESULTS / folder).glob("*/result.json"))
+
+
+def check_keys(folder: str) -> None:
+    paths = stored(folder)
+    assert paths
+    for path in paths:
+        result = json.loads(path.read_text())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            planned = plan(RunSettings.checked(result["settings"]))
+        assert planned.key == path.parent.name, f"{path}: {result['label']}"
+
+
+@pytest.mark.parametrize("folder", sorted(set(GRIDS.values())))
+def test_keys_of_stored_results(folder) -> None:
+    check_keys(folder)
+
+
+@shared_only
+def test_keys_of_stored_results_on_real_images() -> None:
+    check_keys("real-small")
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+def test_a_dry_run_finds_every_stored_result(grid) -> None:
+    root = RESULTS.parent
+    command = [sys.executable, "-m", "dosapp", "grid", str(root / f"configs/{grid}.yaml")]
+    command += ["--dry-run", "--out", str(RESULTS / GRIDS[grid])]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines
+    assert [line for line in lines if not line.endswith(", done")] == []
+
+
+def test_the_learner_of_version_0_1_is_read_back(tiny) -> None:
+    history, versions, learner = pinned.old_versions()
+    assert [version.checksum for version in versions] == PINS["old_versions"]
+    agrees(pinned.described(learner), PINS["old_learner"])
+    assert learner.digest() == PINS["old_learner"]["digest"]  # nothing was computed
+    first = history.at(1)
+    assert first.facts["classes"] == learner.classes
+
+
+def test_a_served_answer(tiny) -> None:
+    history, _, _ = pinned.old_versions()
+    scenario = open_stream(RunSettings.checked(pinned.SETTINGS), tiny)
+    answer = pinned.served(history.folder, scenario.tasks[0].test.read([0])[0])
+    pin = PINS["served"]
+    assert answer["version"] == pin["version"]
+    for one, other in zip(answer["predictions"], pin["predictions"], strict=True):
+        assert one["label"] == other["label"]
+        assert one["known"] == other["known"]
+        assert one["score"] == pytest.approx(other["score"], abs=1e-4)
+        assert [guess["label"] for guess in one["top"]] == [g["label"] for g in other["top"]]
