@@ -6,10 +6,10 @@ import sys
 import warnings
 from pathlib import Path
 
-import pinned
 import pytest
 import torch
 
+import pinned
 from conftest import shared_only
 from dosapp.plan import open_stream, plan
 from dosapp.run import machine
