@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import save_file
 
 from conftest import SMALL
-from dosapp import ranks
 from dosapp.data import load_dataset
 from dosapp.learner import Learner
 from dosapp.plan import plan
+from dosapp.runtime import distributed
 from dosapp.settings import RunSettings
 
 LIVES = {
@@ -55,8 +55,8 @@ def live(settings: RunSettings) -> dict[str, torch.Tensor]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with ranks.joined():
+    with distributed.joined():
         for name, life in LIVES.items():
             small = {**SMALL, "batch": 7, "stream_batch": 5, "lr": 1e-4, **life}
-            file = f"{name}-{ranks.rank()}-of-{ranks.count()}.safetensors"
+            file = f"{name}-{distributed.rank()}-of-{distributed.count()}.safetensors"
             save_file(live(RunSettings.checked(small)), Path(sys.argv[1]) / file)

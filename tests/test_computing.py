@@ -9,14 +9,14 @@ import warnings
 import pytest
 import torch
 
-from dosapp import devices
 from dosapp.bench.model import pictures, random_clip, small
 from dosapp.data.base import Prompts
 from dosapp.errors import BadInput
 from dosapp.learner import Learner
 from dosapp.methods.dosapp import DoSAPP
-from dosapp.peak import peak
 from dosapp.plan import plan
+from dosapp.runtime import devices
+from dosapp.runtime.process_memory import peak
 from dosapp.settings import LearnerSettings
 from dosapp.student import Diverged, Selection, Student
 from elsewhere import DEVICE, Elsewhere
@@ -257,7 +257,7 @@ def test_freed_memory_stays_with_the_process() -> None:
     """Otherwise the kernel fills every large block with zeros, again in every step."""
     program = """
 import resource, sys, threading
-from dosapp.peak import keep_memory
+from dosapp.runtime.process_memory import keep_memory
 
 if sys.argv[1] == "keep":
     keep_memory()
@@ -295,7 +295,7 @@ def test_a_runs_peak_is_not_what_an_earlier_one_in_its_process_needed() -> None:
     if not sys.platform.startswith("linux") or peak() is None:
         pytest.skip("nobody says how much memory is held here")
     program = """
-from dosapp.peak import forget_peak, keep_memory, peak
+from dosapp.runtime.process_memory import forget_peak, keep_memory, peak
 
 keep_memory()
 import torch

@@ -12,14 +12,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dosapp import ranks
 from dosapp.backbones.base import Backbone, Expert
 from dosapp.backbones.clip import load as load_backbone
 from dosapp.backbones.shared import Shared
 from dosapp.caution import Caution
 from dosapp.data.ahead import ahead
 from dosapp.data.base import Prompts, check_class_names
-from dosapp.devices import moved
 from dosapp.errors import BadInput, unknown
 from dosapp.history import History
 from dosapp.lessons import Timetable
@@ -27,6 +25,8 @@ from dosapp.memory import Memory
 from dosapp.methods import build
 from dosapp.methods.base import Batch, Guess, Method
 from dosapp.origin import Origin
+from dosapp.runtime import distributed
+from dosapp.runtime.devices import moved
 from dosapp.settings import LearnerSettings
 from dosapp.storage import (
     Damaged,
@@ -74,7 +74,7 @@ class Learner:
         net.compute(s)
         self.device = net.scale.device
         self.method: Method = build(s.method, s.adapt, s.options)
-        net = self.method.extend(Shared(net) if ranks.count() > 1 else net, s.seed)
+        net = self.method.extend(Shared(net) if distributed.count() > 1 else net, s.seed)
         half = s.precision == "float16"
         self.student = Student(net, lr=s.rate, weight_decay=s.weight_decay, seed=s.seed, half=half)
         self.student.rivals = s.rivals

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dosapp.core.chance import chance
 from dosapp.data.views import Labelled
-from dosapp.devices import moved
 from dosapp.memory import Memory
 from dosapp.methods.base import Batch
+from dosapp.runtime.devices import moved
+from dosapp.runtime.rng import chance
 from dosapp.settings import LearnerSettings
 
 

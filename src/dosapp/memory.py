@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dosapp.core.chance import chance, torch_chance
 from dosapp.data.views import Labelled
+from dosapp.runtime.rng import chance, torch_chance
 
 
 @dataclass

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from dosapp import ranks
 from dosapp.errors import BadInput
 from dosapp.exam import Exam
 from dosapp.learner import Learner
@@ -34,9 +33,10 @@ from dosapp.metrics import (
     previous_tasks,
     sample_weighted_accuracy,
 )
-from dosapp.peak import forget_peak, peak
 from dosapp.plan import Plan, label, plan
 from dosapp.result import Result, cells
+from dosapp.runtime import distributed
+from dosapp.runtime.process_memory import forget_peak, peak
 from dosapp.settings import RunSettings
 from dosapp.storage import Damaged, locked, made, read_json, write_json
 
@@ -99,7 +99,7 @@ def run(
         learner = Learner(planned.settings.learner(), planned.net)
         threads = known["threads"] if known else torch.get_num_threads()
         if not known:
-            how = {"threads": threads, "processes": ranks.count()}
+            how = {"threads": threads, "processes": distributed.count()}
             write_json(folder / "run.json", {"identity": planned.identity, **how})
         with locked(made(folder / "learner")), _threads(threads):
             return Experiment(planned, learner, folder, watch or Watch()).finish()
@@ -119,7 +119,7 @@ def _known(folder: Path, identity: Mapping[str, Any], resume: bool) -> dict[str,
     if found.get("identity") != json.loads(json.dumps(identity)):
         raise BadInput(f"'{folder}' holds a run with other settings; choose another --out")
     begun = found.get("processes", 1)
-    if begun != ranks.count() and not (folder / "result.json").exists():
+    if begun != distributed.count() and not (folder / "result.json").exists():
         raise BadInput(f"'{folder}' was begun by {begun} process(es) and goes on with as many")
     return found
 
@@ -358,7 +358,7 @@ def machine(device: str) -> str:
         said += f", {torch.cuda.get_device_name()}"
     elif device != "cpu":
         said += f", {device}"
-    return said if ranks.count() == 1 else f"{said}, {ranks.count()} processes"
+    return said if distributed.count() == 1 else f"{said}, {distributed.count()} processes"
 
 
 def _processor() -> str:

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dosapp.core.chance import chance
 from dosapp.data.base import Control, Dataset, Part, Prompts, Rows, check_class_names
 from dosapp.data.views import InMemory, Labelled, Unlabelled, joined
 from dosapp.errors import BadInput
+from dosapp.runtime.rng import chance
 
 
 @dataclass(frozen=True)

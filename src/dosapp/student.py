@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from dosapp import ranks
 from dosapp.backbones.base import Backbone, Captions, Expert, Pixels
-from dosapp.core.chance import torch_chance
 from dosapp.core.entries import Entries, either, few, positions
 from dosapp.core.losses import clip_loss
 from dosapp.core.masks import Mask, Scores, gradient_scores, gradients
 from dosapp.core.momentum import smooth
 from dosapp.data.base import Prompts
 from dosapp.errors import BadInput
+from dosapp.runtime import distributed
+from dosapp.runtime.rng import torch_chance
 from dosapp.settings import PAPER_RATE
 from dosapp.storage import differs, under
 
@@ -168,7 +168,7 @@ class Student:
         scale = SCALE if self._scaler.is_enabled() else 1.0
         with self._looking_at(weights):
             for found in gradients(weights, (loss * scale for loss in losses)) if weights else ():
-                ranks.average(list(found.values()))
+                distributed.average(list(found.values()))
                 if not all(bool(g.isfinite().all()) for g in found.values()):
                     raise Diverged(
                         f"a gradient is not finite after {self.steps} steps with learning rate "
@@ -263,7 +263,7 @@ class Student:
         scale = self._scaler.get_scale()
         self._scaler.scale(loss).backward()
         found = [e.values.grad for e in self._entries.values() if e.values.grad is not None]
-        ranks.average(found)
+        distributed.average(found)
         for entries in self._entries.values():
             entries.gather()
         for group in self._optimizer.param_groups:

@@ -21,9 +21,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dosapp.errors import unknown
 from dosapp.learner import Learner
-from dosapp.peak import forget_peak, peak
 from dosapp.plan import Plan, plan
 from dosapp.run import machine, now
+from dosapp.runtime.process_memory import forget_peak, peak
 from dosapp.settings import RunSettings, key_of
 from dosapp.storage import read_json, write_json
 from dosapp.streams import Session

@@ -16,12 +16,12 @@ import numpy as np
 import yaml
 
 from dosapp.backbones.clip import load as load_backbone
-from dosapp.core.chance import chance
 from dosapp.data.views import Labelled
 from dosapp.errors import BadInput
 from dosapp.exam import LOOK
 from dosapp.learner import Learner
 from dosapp.plan import open_stream
+from dosapp.runtime.rng import chance
 from dosapp.settings import RunSettings, read_yaml
 from dosapp.storage import write_bytes
 from dosapp.streams import Session

@@ -22,9 +22,9 @@ from torch.nn.functional import normalize
 
 from dosapp.backbones.base import Begun, Captions, Insert, Pixels
 from dosapp.backbones.blocks import Tokens, attention, block, compiled, recomputed, walk
-from dosapp.devices import device
 from dosapp.errors import BadInput, unknown
-from dosapp.peak import keep_memory
+from dosapp.runtime.devices import device
+from dosapp.runtime.process_memory import keep_memory
 from dosapp.settings import LearnerSettings
 
 P = ParamSpec("P")

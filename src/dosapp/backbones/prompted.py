@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from dosapp.backbones.added import Added
 from dosapp.backbones.base import Backbone, Insert, Pixels
-from dosapp.core.chance import torch_chance
+from dosapp.runtime.rng import torch_chance
 
 
 def uniform(generator: torch.Generator, *shape: int) -> Tensor:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dosapp import ranks
 from dosapp.backbones.added import Added
 from dosapp.backbones.base import Backbone, Captions, Insert, Pixels
+from dosapp.runtime import distributed
 
 
 class Shared(Added):
@@ -18,10 +18,10 @@ class Shared(Added):
     def pool_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
         if insert is not None:  # made for the whole batch
             return self.inner.pool_image(pixels, insert)
-        return ranks.shared(self.inner.pool_image, pixels)
+        return distributed.shared(self.inner.pool_image, pixels)
 
     def encode_text(self, captions: Captions) -> Tensor:
-        return ranks.shared(self.inner.encode_text, captions)
+        return distributed.shared(self.inner.encode_text, captions)
 
     def begin_image(self, pixels: Tensor) -> Tensor:
         return pixels  # through the trunk when they have been shared out

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dosapp.backbones.clip import MEAN, STD, Clip, transformers
-from dosapp.core.chance import torch_chance
+from dosapp.runtime.rng import torch_chance
 
 WORDS, LENGTH = 4, 12  # tokens every prompt begins with, after the start; tokens in all
 

@@ -14,7 +14,7 @@ from dosapp.bench.plain import Plain
 from dosapp.core.masks import Mask, Scores, top_fraction
 from dosapp.data.base import Prompts
 from dosapp.methods.dosapp import DoSAPP
-from dosapp.peak import keep_memory
+from dosapp.runtime.process_memory import keep_memory
 from dosapp.settings import PAPER_RATE
 from dosapp.student import Selection, Student
 

@@ -6,7 +6,7 @@ import warnings
 
 from dosapp.cli.screen import app, err
 from dosapp.errors import BadInput
-from dosapp.peak import keep_memory
+from dosapp.runtime.process_memory import keep_memory
 
 # `dosapp --help` has this order
 # isort: off

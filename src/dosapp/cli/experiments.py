@@ -68,19 +68,19 @@ def run(
 
     In several processes: torchrun --nproc-per-node 2 -m dosapp run …
     """
-    from dosapp import ranks
     from dosapp.plan import plan, settings_from
     from dosapp.progress import progress
     from dosapp.run import run as compute
+    from dosapp.runtime import distributed
     from dosapp.store import Store
     from dosapp.track import Tracked
 
     settings = settings_from(config, {**flags, "options": parsed(options or [])})
-    with ranks.joined(settings.device):
+    with distributed.joined(settings.device):
         planned = plan(settings)
         place = folder or Store(Path("runs")).place(planned)
         with (
-            ranks.writing(place) as here,
+            distributed.writing(place) as here,
             progress(planned.settings.method, err) as shown,
             closing(Tracked(here, planned.settings, _tracks(track), shown)) as watch,
         ):
@@ -92,9 +92,9 @@ def run(
 
 def _tracks(asked: list[str] | None) -> list[str]:
     """Of several processes the first keeps the books."""
-    from dosapp import ranks
+    from dosapp.runtime import distributed
 
-    return (asked or []) if ranks.rank() == 0 else []
+    return (asked or []) if distributed.rank() == 0 else []
 
 
 @app.command()

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dosapp.core.chance import chance
 from dosapp.data.base import Listed, Listing
 from dosapp.data.files import SUFFIXES, Files, Place, Prepare, Tree, tree, unwrapped
 from dosapp.errors import BadInput
+from dosapp.runtime.rng import chance
 
 Found = list[tuple[Place, str]]  # picture, class name
 

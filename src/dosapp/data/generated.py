@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dosapp.core.chance import torch_chance
 from dosapp.data.base import Control, Dataset, Part, Prompts
 from dosapp.data.drawing import Style
 from dosapp.data.views import InMemory
+from dosapp.runtime.rng import torch_chance
 
 Draw = Callable[[list[str], int, Style, torch.Generator], Tensor]
 

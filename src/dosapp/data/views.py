@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dosapp.core.chance import chance
 from dosapp.data.ahead import ahead
 from dosapp.data.base import Part, Pictures, Rows
+from dosapp.runtime.rng import chance
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from dosapp.core.chance import chance
 from dosapp.drills.served import pictures, small_learner
 from dosapp.learner import Learner
+from dosapp.runtime.rng import chance
 from dosapp.service.service import opened
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dosapp.core.chance import chance
 from dosapp.drills.served import Served, lesson, pictures, served, small_learner
 from dosapp.errors import BadInput
 from dosapp.history import Version
 from dosapp.learner import Learner
+from dosapp.runtime.rng import chance
 from dosapp.streams import Stream
 
 BATCH, INTERVAL = 8, 4

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from dosapp.backbones.clip import load
-from dosapp.core.chance import chance
 from dosapp.learner import Learner
 from dosapp.plan import open_stream
+from dosapp.runtime.rng import chance
 from dosapp.service.guard import Canary
 from dosapp.service.reader import Published
 from dosapp.service.settings import ServiceSettings

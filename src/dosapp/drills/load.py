@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from dosapp.core.chance import chance
 from dosapp.drills.served import Served, pictures, served, small_learner
 from dosapp.errors import BadInput
-from dosapp.peak import held
+from dosapp.runtime.process_memory import held
+from dosapp.runtime.rng import chance
 from dosapp.service.client import Client, Refused
 
 FLAGS = ("--skew", "1", "--disagreement", "1", "--adapt-batch", "64", "--interval", "20")

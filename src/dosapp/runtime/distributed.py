@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dosapp import devices
 from dosapp.errors import BadInput
+from dosapp.runtime import devices
 
 
 def count() -> int:
