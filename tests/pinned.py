@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from dosapp.backbones.clip import Clip, load
-from dosapp.history import History
+from dosapp.history.history import History
 from dosapp.learner import Learner
 from dosapp.methods import METHODS
 from dosapp.plan import open_stream

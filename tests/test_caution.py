@@ -8,8 +8,8 @@ from torch import tensor
 
 import checks
 from dosapp.caution import Caution, View
-from dosapp.core.masks import readmitted
-from dosapp.core.skew import skew
+from dosapp.functional.class_skew import skew
+from dosapp.functional.masks import readmitted
 from dosapp.learner import Learner
 from dosapp.methods.base import Guess
 from dosapp.plan import careful, label, open_stream, plan

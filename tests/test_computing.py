@@ -18,7 +18,7 @@ from dosapp.plan import plan
 from dosapp.runtime import devices
 from dosapp.runtime.process_memory import peak
 from dosapp.settings import LearnerSettings
-from dosapp.student import Diverged, Selection, Student
+from dosapp.student.student import Diverged, Selection, Student
 from elsewhere import DEVICE, Elsewhere
 from ranked import LIVES
 from test_cli import dosapp

@@ -7,7 +7,7 @@ import torch
 from torch import tensor
 
 import checks
-from dosapp.core.losses import distillation, entropy, relation
+from dosapp.functional.losses import distillation, entropy, relation
 from dosapp.learner import Learner
 from dosapp.methods.distilled import PRD, LwF
 from dosapp.methods.eata import sure_and_new

@@ -14,12 +14,13 @@ from PIL import Image
 from safetensors import safe_open
 
 from dosapp.errors import BadInput
-from dosapp.history import UPGRADES
+from dosapp.history.history import UPGRADES
+from dosapp.history.record import State, checksum
 from dosapp.learner import Learner
 from dosapp.memory import Memory
 from dosapp.plan import open_stream
 from dosapp.run import run
-from dosapp.storage import Damaged, State, checksum, locked, read_json, write_json
+from dosapp.runtime.files import Damaged, locked, read_json, write_json
 from dosapp.streams import Session
 
 

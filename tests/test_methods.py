@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import checks
-from dosapp.core.masks import top_fraction
 from dosapp.errors import BadInput
+from dosapp.functional.masks import top_fraction
 from dosapp.learner import Learner
 from dosapp.methods import METHODS, build
 from dosapp.methods.base import Method

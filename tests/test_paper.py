@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import tensor
 
-from dosapp.core.losses import clip_loss
-from dosapp.core.masks import gradient_scores, gradients, top_fraction, united
-from dosapp.core.momentum import momentum, smooth
-from dosapp.core.pseudo import LABELLERS, max_logit_labels
+from dosapp.functional.ema import momentum, smooth
+from dosapp.functional.losses import clip_loss
+from dosapp.functional.masks import gradient_scores, gradients, top_fraction, united
+from dosapp.functional.pseudo_labels import LABELLERS, max_logit_labels
 
 
 class TestEquation1Scores:

@@ -16,7 +16,7 @@ from dosapp.learner import Learner
 from dosapp.plan import plan
 from dosapp.result import Result
 from dosapp.run import EVERY, Watch, run
-from dosapp.storage import locked
+from dosapp.runtime.files import locked
 from dosapp.store import Store, results
 from killed import LONG
 

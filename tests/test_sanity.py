@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dosapp.backbones.base import Backbone
-from dosapp.core.losses import distillation, drift, relation
+from dosapp.functional.losses import distillation, drift, relation
 from dosapp.grid import rows_of
 from dosapp.learner import Learner
 from dosapp.methods.mas import MAS

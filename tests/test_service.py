@@ -30,12 +30,12 @@ from dosapp.drills.served import pictures as served_pictures
 from dosapp.drills.served import png
 from dosapp.errors import BadInput
 from dosapp.learner import Learner
+from dosapp.runtime.files import write_bytes
 from dosapp.service.reader import Answer, Busy
 from dosapp.service.service import ReadOnly, opened
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
 from dosapp.service.writer import ENDED
-from dosapp.storage import write_bytes
 
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient

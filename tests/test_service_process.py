@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from dosapp.core.masks import top_fraction
 from dosapp.drills.served import lesson, pictures, served, small_learner
 from dosapp.errors import BadInput
+from dosapp.functional.masks import top_fraction
 from dosapp.learner import Learner
 from dosapp.origin import Origin
+from dosapp.runtime.files import read_json, write_json
 from dosapp.service.service import GLANCE, opened
 from dosapp.service.settings import ServiceSettings
 from dosapp.settings import LearnerSettings
-from dosapp.storage import read_json, write_json
-from dosapp.student import Selection
+from dosapp.student.student import Selection
 from serving import until
 
 pytest.importorskip("fastapi")
@@ -186,12 +186,12 @@ class TestFaults:
     def test_a_folder_that_can_no_longer_be_written_is_one_sentence(
         self, folder, monkeypatch
     ) -> None:
-        import dosapp.storage
+        import dosapp.runtime.files
 
         def refuses(*_, **__):
             raise OSError(30, "Read-only file system")
 
-        monkeypatch.setattr(dosapp.storage.tempfile, "mkstemp", refuses)
+        monkeypatch.setattr(dosapp.runtime.files.tempfile, "mkstemp", refuses)
         with opened(folder, self.settings()) as service:
             dark = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
             job = service.teach({"owl": dark, "fox": dark + 99}, "me")

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from dosapp.errors import BadInput
-from dosapp.storage import State, changes, read_record, write_bytes, write_record
+from dosapp.history.delta import changes
+from dosapp.history.record import State, read_record, write_record
+from dosapp.runtime.files import write_bytes
 
 
 def test_a_record_comes_back(tmp_path: Path) -> None:

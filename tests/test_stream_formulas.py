@@ -10,14 +10,14 @@ from torch import tensor
 from torch.nn.functional import normalize
 
 from dosapp.backbones.added import Ensemble, within
-from dosapp.core.augment import augmented
-from dosapp.core.losses import complementary, contrast, symmetric_cross_entropy
-from dosapp.core.reservoir import Reservoir
 from dosapp.errors import BadInput
+from dosapp.functional.augmentation import augmented
+from dosapp.functional.losses import complementary, contrast, symmetric_cross_entropy
 from dosapp.learner import Learner
 from dosapp.methods.cotta import drawn
 from dosapp.methods.ecotta import Meta
 from dosapp.methods.psmt import least
+from dosapp.methods.reservoir import Reservoir
 from dosapp.methods.rmt import Projector
 from dosapp.plan import open_stream
 from dosapp.streams import Session

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from dosapp.bench.model import random_clip, small
-from dosapp.core.losses import clip_loss
-from dosapp.core.masks import top_fraction
-from dosapp.core.momentum import momentum
-from dosapp.core.pseudo import max_logit_labels
 from dosapp.data.base import Prompts
 from dosapp.errors import BadInput
+from dosapp.functional.ema import momentum
+from dosapp.functional.losses import clip_loss
+from dosapp.functional.masks import top_fraction
+from dosapp.functional.pseudo_labels import max_logit_labels
 from dosapp.methods.dosapp import DoSAPP
-from dosapp.student import Selection, Student
+from dosapp.student.student import Selection, Student
 
 NAMES = ["red plain circle", "blue striped square", "green dotted star"]
 

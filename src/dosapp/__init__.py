@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dosapp.service.client import Client
     from dosapp.settings import LearnerSettings, RunSettings
     from dosapp.streams import Session, Stream, concat, split
-    from dosapp.student import Selection, Student
+    from dosapp.student.student import Selection, Student
 
 _HOMES = {
     "dosapp.data": ("load_dataset",),
@@ -30,7 +30,7 @@ _HOMES = {
     "dosapp.service.client": ("Client",),
     "dosapp.settings": ("LearnerSettings", "RunSettings"),
     "dosapp.streams": ("Session", "Stream", "concat", "split"),
-    "dosapp.student": ("Selection", "Student"),
+    "dosapp.student.student": ("Selection", "Student"),
 }
 
 __all__ = [

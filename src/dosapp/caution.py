@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from dosapp.core.losses import entropy
-from dosapp.core.masks import Mask, Scores, readmitted
-from dosapp.core.skew import skew
+from dosapp.functional.class_skew import skew
+from dosapp.functional.losses import entropy
+from dosapp.functional.masks import Mask, Scores, readmitted
+from dosapp.functional.named_tensors import under
 from dosapp.methods.base import Guess, Method
-from dosapp.storage import under
-from dosapp.student import Selection, Student
+from dosapp.student.student import Selection, Student
 
 MEMORY = 0.9  # of the histogram, per batch
 

@@ -31,8 +31,8 @@ from dosapp.errors import BadInput
 from dosapp.plan import plan
 from dosapp.result import Result
 from dosapp.run import run
+from dosapp.runtime.files import write_bytes
 from dosapp.settings import RunSettings, key_of, named_options, read_yaml
-from dosapp.storage import write_bytes
 from dosapp.store import Store
 from dosapp.track import Tracked
 

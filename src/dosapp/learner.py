@@ -19,7 +19,9 @@ from dosapp.caution import Caution
 from dosapp.data.ahead import ahead
 from dosapp.data.base import Prompts, check_class_names
 from dosapp.errors import BadInput, unknown
-from dosapp.history import History
+from dosapp.functional.named_tensors import under
+from dosapp.history.history import History
+from dosapp.history.record import State, checksum
 from dosapp.lessons import Timetable
 from dosapp.memory import Memory
 from dosapp.methods import build
@@ -27,19 +29,10 @@ from dosapp.methods.base import Batch, Guess, Method
 from dosapp.origin import Origin
 from dosapp.runtime import distributed
 from dosapp.runtime.devices import moved
+from dosapp.runtime.files import Damaged, locked, made, read_json, write_json
 from dosapp.settings import LearnerSettings
-from dosapp.storage import (
-    Damaged,
-    State,
-    checksum,
-    locked,
-    made,
-    read_json,
-    under,
-    write_json,
-)
 from dosapp.streams import Session
-from dosapp.student import Selection, Student
+from dosapp.student.student import Selection, Student
 
 FORMAT = 1  # of learner.json
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from dosapp.backbones.clip import Clip, transformers
-from dosapp.core.losses import clip_loss
 from dosapp.data.base import Prompts
 from dosapp.data.shapes import SHAPES
 from dosapp.data.signs import SIGNS
+from dosapp.functional.losses import clip_loss
 
 DOMAINS = (SHAPES, SIGNS)
 TEMPLATES = (Prompts().train, "a picture of a {}.", "a {}.", "one {} in a photo.")

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dosapp.errors import BadInput
 from dosapp.metrics import DEFINITIONS, OF_R, Matrix
+from dosapp.runtime.files import read_json, write_bytes, write_json
 from dosapp.settings import LearnerSettings, RunSettings
-from dosapp.storage import read_json, write_bytes, write_json
 
 FORMAT = 1
 Cells = list[list[float | None]]

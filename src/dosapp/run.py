@@ -36,9 +36,9 @@ from dosapp.metrics import (
 from dosapp.plan import Plan, label, plan
 from dosapp.result import Result, cells
 from dosapp.runtime import distributed
+from dosapp.runtime.files import Damaged, locked, made, read_json, write_json
 from dosapp.runtime.process_memory import forget_peak, peak
 from dosapp.settings import RunSettings
-from dosapp.storage import Damaged, locked, made, read_json, write_json
 
 EVERY = 50  # steps between checkpoints: what a kill can cost
 

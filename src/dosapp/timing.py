@@ -23,9 +23,9 @@ from dosapp.errors import unknown
 from dosapp.learner import Learner
 from dosapp.plan import Plan, plan
 from dosapp.run import machine, now
+from dosapp.runtime.files import read_json, write_json
 from dosapp.runtime.process_memory import forget_peak, peak
 from dosapp.settings import RunSettings, key_of
-from dosapp.storage import read_json, write_json
 from dosapp.streams import Session
 
 ALIKE = {"seed", "stream_noise", "test_noise", "correlated", "one_class"}  # cost nothing

@@ -21,11 +21,11 @@ from dosapp.errors import BadInput
 from dosapp.exam import LOOK
 from dosapp.learner import Learner
 from dosapp.plan import open_stream
+from dosapp.runtime.files import write_bytes
 from dosapp.runtime.rng import chance
 from dosapp.settings import RunSettings, read_yaml
-from dosapp.storage import write_bytes
 from dosapp.streams import Session
-from dosapp.student import Diverged
+from dosapp.student.student import Diverged
 
 RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 

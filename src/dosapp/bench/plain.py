@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dosapp.backbones.clip import Clip
-from dosapp.core.losses import clip_loss
-from dosapp.core.masks import Mask
+from dosapp.functional.losses import clip_loss
+from dosapp.functional.masks import Mask
 
 ROOM = 77
 

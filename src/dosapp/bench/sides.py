@@ -11,12 +11,12 @@ from torch import Tensor
 
 from dosapp.bench.model import pictures, random_clip
 from dosapp.bench.plain import Plain
-from dosapp.core.masks import Mask, Scores, top_fraction
 from dosapp.data.base import Prompts
+from dosapp.functional.masks import Mask, Scores, top_fraction
 from dosapp.methods.dosapp import DoSAPP
 from dosapp.runtime.process_memory import keep_memory
 from dosapp.settings import PAPER_RATE
-from dosapp.student import Selection, Student
+from dosapp.student.student import Selection, Student
 
 RATE, DECAY, SHARE = PAPER_RATE, 0.2, 0.1
 PROMPTS = Prompts(train="{}", evaluate=("{}",))

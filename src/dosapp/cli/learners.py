@@ -115,7 +115,7 @@ def history_gc(
 ) -> None:
     """Drop old versions; the oldest that stays takes in what came before it."""
     from dosapp.learner import Learner
-    from dosapp.storage import locked
+    from dosapp.runtime.files import locked
 
     history = Learner.history_of(folder)
     with locked(folder):

@@ -92,7 +92,7 @@ def drill(
     """
     from dosapp.drills import hold
     from dosapp.drills.figures import draw
-    from dosapp.storage import write_json
+    from dosapp.runtime.files import write_json
 
     with err.status(name) as status:
         found = hold(name, quick, status.update)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dosapp.data.base import Listing, Part, Rows, Source
 from dosapp.errors import BadInput
-from dosapp.storage import locked, made, read_json, unwritable, write_bytes, write_json
+from dosapp.runtime.files import locked, made, read_json, unwritable, write_bytes, write_json
 
 FORMAT = 1
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dosapp.backbones.clip import load
+from dosapp.history.record import State
 from dosapp.learner import Learner
 from dosapp.plan import open_stream
 from dosapp.runtime.rng import chance
@@ -25,7 +26,6 @@ from dosapp.service.reader import Published
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.writer import Seen, Writer
 from dosapp.settings import RunSettings
-from dosapp.storage import State
 from dosapp.streams import Stream
 
 OFF = {"skew": 1.0, "disagreement": 1.0, "canary_drop": 100.0, "strikes": 10**6}

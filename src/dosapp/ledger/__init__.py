@@ -13,7 +13,7 @@ from dosapp.ledger.book import Ledger
 from dosapp.ledger.seconds import TimeLedger
 from dosapp.reproduce import Scale, table
 from dosapp.result import Result
-from dosapp.storage import read_json, write_bytes, write_json
+from dosapp.runtime.files import read_json, write_bytes, write_json
 
 
 def opened(names: Sequence[str], scale: Scale, folder: Path, measure: bool = False) -> list[Ledger]:

@@ -16,9 +16,9 @@ from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone, Expert
-from dosapp.storage import under
+from dosapp.functional.named_tensors import under
 from dosapp.streams import Session
-from dosapp.student import Selection, Student
+from dosapp.student.student import Selection, Student
 
 T = TypeVar("T")
 

@@ -8,12 +8,12 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone, Expert
-from dosapp.core.augment import augmented
-from dosapp.core.losses import cross_entropy_to
-from dosapp.core.masks import Mask
+from dosapp.functional.augmentation import augmented
+from dosapp.functional.losses import cross_entropy_to
+from dosapp.functional.masks import Mask
 from dosapp.methods.base import Guess, Share, settings
 from dosapp.methods.taught import Taught
-from dosapp.student import Student
+from dosapp.student.student import Student
 
 
 @settings

@@ -12,10 +12,10 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone
-from dosapp.core.losses import clip_loss, distillation, relation
+from dosapp.functional.losses import clip_loss, distillation, relation
 from dosapp.methods.base import Batch, Method, Tensors, settings
 from dosapp.streams import Session
-from dosapp.student import Student
+from dosapp.student.student import Student
 
 
 @settings

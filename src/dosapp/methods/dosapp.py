@@ -17,14 +17,14 @@ from pydantic import Field
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone
-from dosapp.core.losses import clip_loss
-from dosapp.core.masks import Combine, Scores, top_fraction, united
-from dosapp.core.pseudo import LABELLERS
+from dosapp.functional.losses import clip_loss
+from dosapp.functional.masks import Combine, Scores, top_fraction, united
+from dosapp.functional.named_tensors import under
+from dosapp.functional.pseudo_labels import LABELLERS
 from dosapp.methods.base import Ability, Guess, Lessons, Method, Share, Tensors, settings
 from dosapp.methods.spu import SPU
-from dosapp.storage import under
 from dosapp.streams import Session
-from dosapp.student import Selection, Student
+from dosapp.student.student import Selection, Student
 
 
 @settings

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dosapp.core.losses import complementary, cross_entropy_to
+from dosapp.functional.losses import complementary, cross_entropy_to
 from dosapp.methods.base import Guess, Memory, Tensors, settings
 from dosapp.methods.taught import Taught
-from dosapp.student import Student
+from dosapp.student.student import Student
 
 
 @settings

@@ -11,13 +11,13 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from dosapp.core.fisher import fisher, own_labels
-from dosapp.core.losses import drift, entropy
+from dosapp.functional.fisher import fisher, own_labels
+from dosapp.functional.losses import drift, entropy
+from dosapp.functional.named_tensors import under
 from dosapp.methods.base import Guess, Memory, Portion, Tensors, settings
 from dosapp.methods.tent import Tent
-from dosapp.storage import under
 from dosapp.streams import Session
-from dosapp.student import Student
+from dosapp.student.student import Student
 
 LOOK = 64  # images per gradient of the Fisher information
 

@@ -16,10 +16,10 @@ from torch.nn.functional import cross_entropy
 
 from dosapp.backbones.added import Added, within
 from dosapp.backbones.base import Backbone, Insert, Joint, Pixels
-from dosapp.core.losses import entropy
+from dosapp.functional.losses import entropy
 from dosapp.methods.base import Batch, Guess, Method, Review, settings
 from dosapp.runtime.rng import torch_chance
-from dosapp.student import Selection, Student
+from dosapp.student.student import Selection, Student
 
 
 class Meta(Added):

@@ -6,11 +6,11 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from dosapp.core.losses import drift
+from dosapp.functional.losses import drift
+from dosapp.functional.named_tensors import under
 from dosapp.methods.base import Batch, Method, Share, Tensors, settings
-from dosapp.storage import under
 from dosapp.streams import Session
-from dosapp.student import Student
+from dosapp.student.student import Student
 
 LOOK = 64  # images per gradient of the importance
 

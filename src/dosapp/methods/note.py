@@ -11,11 +11,11 @@ import torch
 from pydantic import PositiveInt
 from torch import Tensor
 
-from dosapp.core.losses import entropy
-from dosapp.core.reservoir import Reservoir
+from dosapp.functional.losses import entropy
 from dosapp.methods.base import Guess, Tensors, settings
+from dosapp.methods.reservoir import Reservoir
 from dosapp.methods.tent import Tent
-from dosapp.student import Student
+from dosapp.student.student import Student
 
 
 @settings

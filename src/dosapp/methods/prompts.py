@@ -14,11 +14,11 @@ from torch import Tensor
 from dosapp.backbones.added import within
 from dosapp.backbones.base import Backbone
 from dosapp.backbones.prompted import Keyed, Pool, Prefixes
-from dosapp.core.losses import class_loss
 from dosapp.errors import BadInput
+from dosapp.functional.losses import class_loss
 from dosapp.methods.base import Batch, Lessons, Method, Tensors, settings
 from dosapp.streams import Session
-from dosapp.student import Selection, Student
+from dosapp.student.student import Selection, Student
 
 
 @settings

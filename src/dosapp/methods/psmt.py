@@ -10,13 +10,13 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from dosapp.core.fisher import fisher, own_labels
-from dosapp.core.losses import drift, symmetric_cross_entropy
+from dosapp.functional.fisher import fisher, own_labels
+from dosapp.functional.losses import drift, symmetric_cross_entropy
+from dosapp.functional.named_tensors import under
 from dosapp.methods.base import Guess, Share, Tensors, settings
 from dosapp.methods.taught import Taught
-from dosapp.storage import under
 from dosapp.streams import Session
-from dosapp.student import Student
+from dosapp.student.student import Student
 
 
 @settings

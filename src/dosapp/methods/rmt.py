@@ -14,14 +14,14 @@ from torch.nn.functional import normalize
 
 from dosapp.backbones.added import Added, within
 from dosapp.backbones.base import Backbone
-from dosapp.core.augment import augmented
-from dosapp.core.losses import contrast, symmetric_cross_entropy
-from dosapp.core.places import closed_up
+from dosapp.functional.augmentation import augmented
+from dosapp.functional.class_indices import closed_up
+from dosapp.functional.losses import contrast, symmetric_cross_entropy
 from dosapp.methods.base import Guess, Tensors, settings
 from dosapp.methods.taught import Taught
 from dosapp.runtime.rng import torch_chance
 from dosapp.streams import Session
-from dosapp.student import Student
+from dosapp.student.student import Student
 
 LOOK, SPACE = 64, 128  # images per look at the lessons, dimensions of the projector
 

@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from dosapp.core.losses import clip_loss
+from dosapp.functional.losses import clip_loss
 from dosapp.methods.base import Guess, Method, settings
-from dosapp.student import Student
+from dosapp.student.student import Student
 
 
 @settings

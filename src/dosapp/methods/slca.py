@@ -12,10 +12,10 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from dosapp.core.gaussian import Gaussians
 from dosapp.methods.base import Batch, Lessons, Method, Review, Tensors, settings
+from dosapp.methods.class_gaussians import Gaussians
 from dosapp.streams import Session
-from dosapp.student import Selection, Student
+from dosapp.student.student import Selection, Student
 
 
 @settings

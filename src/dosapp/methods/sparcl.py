@@ -8,9 +8,9 @@ import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from dosapp.core.masks import Mask, Scores, share, top_fraction
+from dosapp.functional.masks import Mask, Scores, share, top_fraction
 from dosapp.methods.base import Lessons, Method, Portion, settings
-from dosapp.student import Selection, Student
+from dosapp.student.student import Selection, Student
 
 
 @settings

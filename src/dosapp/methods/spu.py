@@ -5,9 +5,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from dosapp.core.masks import Scope, top_fraction
+from dosapp.functional.masks import Scope, top_fraction
 from dosapp.methods.base import Batch, Lessons, Method, Portion, settings
-from dosapp.student import Selection, Student
+from dosapp.student.student import Selection, Student
 
 Beside = Literal["nothing", "biases and projection"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from dosapp.backbones.added import Ensemble
 from dosapp.backbones.base import Backbone, Expert
 from dosapp.methods.base import Guess, Method, Share, settings
-from dosapp.student import Student
+from dosapp.student.student import Student
 
 
 @settings

@@ -6,9 +6,9 @@ move, and class captions stay what they were.
 
 from torch import Tensor
 
-from dosapp.core.losses import entropy
+from dosapp.functional.losses import entropy
 from dosapp.methods.base import Guess, Method, settings
-from dosapp.student import Selection, Student
+from dosapp.student.student import Selection, Student
 
 
 @settings

@@ -1,7 +1,7 @@
 """CLIP as it is: the floor of every table."""
 
 from dosapp.methods.base import Lessons, Method, settings
-from dosapp.student import Selection, Student
+from dosapp.student.student import Selection, Student
 
 
 @settings

@@ -18,7 +18,7 @@ from dosapp.report.tables import (
     rows,
 )
 from dosapp.result import Result
-from dosapp.storage import write_bytes
+from dosapp.runtime.files import write_bytes
 
 CAPTIONS = {
     "accuracy": "Accuracy on everything seen so far",

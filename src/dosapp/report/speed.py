@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dosapp.errors import BadInput
-from dosapp.storage import write_bytes, write_json
+from dosapp.runtime.files import write_bytes, write_json
 
 # name → what it is, required, target; a ≤ says that smaller is better
 TARGETS = {

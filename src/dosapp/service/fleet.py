@@ -29,13 +29,13 @@ from torch import Tensor
 from dosapp.cluster import joined
 from dosapp.errors import BadInput
 from dosapp.learner import Prediction
+from dosapp.runtime.files import locked
 from dosapp.service.app import build
 from dosapp.service.guard import Canary
 from dosapp.service.reader import Answer
 from dosapp.service.service import Replica, Service, at_work, opened
 from dosapp.service.settings import ServiceSettings, check_learner
 from dosapp.settings import Checked
-from dosapp.storage import locked
 
 PATIENCE = 30.0  # seconds to wait for the folder
 GRACE = 50.0  # seconds an actor has to answer and save; `serve.delete` waits for sixty

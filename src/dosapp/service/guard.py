@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dosapp.core.skew import skew
+from dosapp.functional.class_skew import skew
 from dosapp.learner import Learner
 from dosapp.service.settings import ServiceSettings
 

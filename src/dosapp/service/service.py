@@ -21,8 +21,9 @@ from torch import Tensor
 
 from dosapp.data.folder import found_in, part
 from dosapp.errors import BadInput
-from dosapp.history import History
+from dosapp.history.history import History
 from dosapp.learner import Learner, last_whole
+from dosapp.runtime.files import locked
 from dosapp.service.audit import Audit
 from dosapp.service.guard import Canary
 from dosapp.service.reader import Answer, Busy, Published, Reader
@@ -30,7 +31,6 @@ from dosapp.service.settings import ServiceSettings, check_learner
 from dosapp.service.tokens import Tokens
 from dosapp.service.uploads import Uploads, class_name
 from dosapp.service.writer import Job, Writer
-from dosapp.storage import locked
 
 GLANCE = 0.2  # seconds between two looks of a replica
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from dosapp.errors import BadInput
-from dosapp.storage import read_json, write_json
+from dosapp.runtime.files import read_json, write_json
 
 Role = Literal["predict", "teach"]  # who teaches may also predict
 

@@ -23,12 +23,13 @@ import torch
 from torch import Tensor
 
 from dosapp.errors import BadInput
-from dosapp.history import History
+from dosapp.history.history import History
+from dosapp.history.record import State
 from dosapp.learner import Learner, Prediction
+from dosapp.runtime.files import read_json, write_json
 from dosapp.service.guard import Canary, Guard, Signals
 from dosapp.service.reader import Busy, Published, threads
 from dosapp.service.settings import ServiceSettings
-from dosapp.storage import State, read_json, write_json
 from dosapp.streams import Session
 
 T = TypeVar("T")

@@ -20,18 +20,10 @@ import torch
 from torch import Tensor
 
 from dosapp.errors import BadInput
-from dosapp.storage import (
-    Base,
-    Damaged,
-    State,
-    applied,
-    changes,
-    differs,
-    read_facts,
-    read_record,
-    under,
-    write_record,
-)
+from dosapp.functional.named_tensors import differs, under
+from dosapp.history.delta import Base, applied, changes
+from dosapp.history.record import State, read_facts, read_record, write_record
+from dosapp.runtime.files import Damaged
 
 FORMAT = 1
 UPGRADES: dict[int, Callable[[State], State]] = {}  # a record of format n → one of format n + 1

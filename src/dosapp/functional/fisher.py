@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from dosapp.core.masks import Weights
+from dosapp.functional.masks import Weights
 
 
 def fisher(gradients: Iterable[Weights]) -> dict[str, Tensor]:

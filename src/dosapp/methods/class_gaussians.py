@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dosapp.core.places import closed_up
+from dosapp.functional.class_indices import closed_up
 
 RIDGE = 1e-4  # added to every variance: a class may have fewer features than dimensions
 

@@ -14,16 +14,16 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dosapp.backbones.base import Backbone, Captions, Expert, Pixels
-from dosapp.core.entries import Entries, either, few, positions
-from dosapp.core.losses import clip_loss
-from dosapp.core.masks import Mask, Scores, gradient_scores, gradients
-from dosapp.core.momentum import smooth
 from dosapp.data.base import Prompts
 from dosapp.errors import BadInput
+from dosapp.functional.ema import smooth
+from dosapp.functional.losses import clip_loss
+from dosapp.functional.masks import Mask, Scores, gradient_scores, gradients
+from dosapp.functional.named_tensors import differs, under
 from dosapp.runtime import distributed
 from dosapp.runtime.rng import torch_chance
 from dosapp.settings import PAPER_RATE
-from dosapp.storage import differs, under
+from dosapp.student.sparse_parameter import Entries, either, few, positions
 
 SCALE = 2.0**10  # of losses in float16, at first
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dosapp.core.masks import Weights
+from dosapp.functional.masks import Weights
 
 
 def momentum(mask: Tensor, *, active: float, frozen: float) -> Tensor:

@@ -1,0 +1,19 @@
+"""Tensors by name: select a group of them, compare them bit for bit."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin so, without that beginning."""
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+def differs(a: Tensor, b: Tensor) -> Tensor:
+    """Where the bits differ: 0.0 and -0.0 do, equal NaNs do not."""
+    if not a.is_floating_point():
+        return a != b
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return a.contiguous().view(bits) != b.contiguous().view(bits)
