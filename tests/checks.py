@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from dosapp.backbones.clip import Clip
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.plan import open_stream
 from dosapp.run import run
 from dosapp.settings import RunSettings

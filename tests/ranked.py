@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from conftest import SMALL
 from dosapp.data import load_dataset
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.plan import plan
 from dosapp.runtime import distributed
 from dosapp.settings import RunSettings

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from conftest import SMALL
 from dosapp.backbones.clip import Clip
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.plan import open_stream
 from dosapp.service.service import Service, Teaching
 from dosapp.settings import RunSettings

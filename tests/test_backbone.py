@@ -11,9 +11,9 @@ from PIL import Image
 from conftest import SHARED, shared_only
 from dosapp.backbones.base import Insert
 from dosapp.backbones.clip import TINY, Clip, load, transformers
-from dosapp.backbones.prompted import Pool, Prefixes
 from dosapp.errors import BadInput
 from dosapp.functional.masks import share
+from dosapp.methods.prompting import Pool, Prefixes
 
 
 def test_walking_the_blocks_gives_the_librarys_features(tiny) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dosapp.drills.served import lesson, pictures
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.service.service import opened
 from dosapp.service.settings import ServiceSettings
 from serving import at_a_port, taught

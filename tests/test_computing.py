@@ -12,7 +12,7 @@ import torch
 from dosapp.bench.model import pictures, random_clip, small
 from dosapp.data.base import Prompts
 from dosapp.errors import BadInput
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.methods.dosapp import DoSAPP
 from dosapp.plan import plan
 from dosapp.runtime import devices

@@ -9,8 +9,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from dosapp.errors import BadInput
-from dosapp.export import export
-from dosapp.learner import Learner
+from dosapp.learner.export import export
+from dosapp.learner.learner import Learner
 from dosapp.plan import open_stream
 
 

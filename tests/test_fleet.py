@@ -10,7 +10,7 @@ import pytest
 
 from dosapp.drills.served import lesson, pictures, served, small_learner
 from dosapp.errors import BadInput
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from serving import until
 from test_cli import dosapp
 

@@ -8,7 +8,7 @@ from torch import tensor
 
 import checks
 from dosapp.functional.losses import distillation, entropy, relation
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.methods.distilled import PRD, LwF
 from dosapp.methods.eata import sure_and_new
 from dosapp.methods.mas import MAS

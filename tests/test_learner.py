@@ -16,8 +16,8 @@ from safetensors import safe_open
 from dosapp.errors import BadInput
 from dosapp.history.history import UPGRADES
 from dosapp.history.record import State, checksum
-from dosapp.learner import Learner
-from dosapp.memory import Memory
+from dosapp.learner.learner import Learner
+from dosapp.learner.replay import Memory
 from dosapp.plan import open_stream
 from dosapp.run import run
 from dosapp.runtime.files import Damaged, locked, read_json, write_json
@@ -296,7 +296,7 @@ class TestFolders:
         def offline(name: str) -> None:
             raise BadInput(f"backbone '{name}' could not be loaded")
 
-        monkeypatch.setattr("dosapp.origin.load_backbone", offline)
+        monkeypatch.setattr("dosapp.backbones.pretrained.load_backbone", offline)
         history = Learner.history_of(folder)
         assert [v.reason for v in history.versions()] == ["taught"]
         assert (history.head, history.version(1).facts["sessions"]) == (1, 1)

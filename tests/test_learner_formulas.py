@@ -8,15 +8,15 @@ from torch import tensor
 from torch.nn.functional import normalize
 
 import checks
-from dosapp.backbones.added import within
 from dosapp.backbones.base import Insert
-from dosapp.backbones.blocks import Tokens, block
-from dosapp.backbones.prompted import Pool, Prefixes
+from dosapp.backbones.tower import Tokens, block
+from dosapp.backbones.wrappers import within
 from dosapp.errors import BadInput
 from dosapp.functional.losses import class_loss, cross_entropy_to
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.methods.base import Batch
 from dosapp.methods.class_gaussians import RIDGE, Gaussians
+from dosapp.methods.prompting import Pool, Prefixes
 from dosapp.methods.sparcl import grown
 from dosapp.methods.spu import SPU, ReleasedSPU
 from dosapp.plan import open_stream, plan

@@ -12,7 +12,7 @@ import torch
 import checks
 from dosapp.errors import BadInput
 from dosapp.functional.masks import top_fraction
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.methods import METHODS, build
 from dosapp.methods.base import Method
 from dosapp.methods.dosapp import DoSAPP, Smoothing

@@ -12,7 +12,7 @@ import pytest
 
 from dosapp.backbones.clip import TINY
 from dosapp.errors import BadInput
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.plan import plan
 from dosapp.result import Result
 from dosapp.run import EVERY, Watch, run

@@ -14,7 +14,7 @@ import torch
 from dosapp.backbones.base import Backbone
 from dosapp.functional.losses import distillation, drift, relation
 from dosapp.grid import rows_of
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.methods.mas import MAS
 from dosapp.plan import open_stream
 from dosapp.result import Result

@@ -24,12 +24,12 @@ import pytest
 import torch
 from PIL import Image
 
-import dosapp.origin
+import dosapp.backbones.pretrained
 from dosapp.drills.served import lesson as served_lesson
 from dosapp.drills.served import pictures as served_pictures
 from dosapp.drills.served import png
 from dosapp.errors import BadInput
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.runtime.files import write_bytes
 from dosapp.service.reader import Answer, Busy
 from dosapp.service.service import ReadOnly, opened
@@ -497,8 +497,10 @@ def written() -> Iterator[list[str]]:
 class TestMemory:
     @pytest.mark.parametrize("follow", [False, True])
     def test_the_backbone_is_read_once(self, folder, monkeypatch, follow) -> None:
-        read, load = [], dosapp.origin.load_backbone
-        monkeypatch.setattr(dosapp.origin, "load_backbone", lambda n: read.append(n) or load(n))
+        read, load = [], dosapp.backbones.pretrained.load_backbone
+        monkeypatch.setattr(
+            dosapp.backbones.pretrained, "load_backbone", lambda n: read.append(n) or load(n)
+        )
         with opened(folder, ServiceSettings(), follow=follow) as service:
             learner = service.reader.published.learner
             mine, theirs = learner.origin.weights(), learner.student.net.weights()

@@ -18,7 +18,7 @@ from playwright.sync_api import JSHandle, Page, expect
 
 from conftest import in_a_browser
 from dosapp.drills.served import png
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.service.app import PAGE
 from dosapp.service.guard import Canary
 from dosapp.service.service import Service, opened

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from dosapp.backbones.pretrained import Origin
 from dosapp.drills.served import lesson, pictures, served, small_learner
 from dosapp.errors import BadInput
 from dosapp.functional.masks import top_fraction
-from dosapp.learner import Learner
-from dosapp.origin import Origin
+from dosapp.learner.learner import Learner
 from dosapp.runtime.files import read_json, write_json
 from dosapp.service.service import GLANCE, opened
 from dosapp.service.settings import ServiceSettings

@@ -9,11 +9,11 @@ import torch
 from torch import tensor
 from torch.nn.functional import normalize
 
-from dosapp.backbones.added import Ensemble, within
+from dosapp.backbones.wrappers import Ensemble, within
 from dosapp.errors import BadInput
 from dosapp.functional.augmentation import augmented
 from dosapp.functional.losses import complementary, contrast, symmetric_cross_entropy
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.methods.cotta import drawn
 from dosapp.methods.ecotta import Meta
 from dosapp.methods.psmt import least

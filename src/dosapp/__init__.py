@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from dosapp.data import load_dataset
     from dosapp.data.base import Dataset, Prompts
     from dosapp.errors import BadInput
-    from dosapp.learner import Learner, Prediction
+    from dosapp.learner.learner import Learner, Prediction
     from dosapp.methods import METHODS
     from dosapp.methods.base import Method
     from dosapp.result import Result
@@ -23,7 +23,7 @@ _HOMES = {
     "dosapp.data": ("load_dataset",),
     "dosapp.data.base": ("Dataset", "Prompts"),
     "dosapp.errors": ("BadInput",),
-    "dosapp.learner": ("Learner", "Prediction"),
+    "dosapp.learner.learner": ("Learner", "Prediction"),
     "dosapp.methods": ("METHODS",),
     "dosapp.methods.base": ("Method",),
     "dosapp.result": ("Result",),

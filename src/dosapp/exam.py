@@ -9,7 +9,7 @@ import torch
 from dosapp.backbones.base import Expert
 from dosapp.data.base import Prompts, Rows
 from dosapp.data.views import Labelled
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.streams import Stream
 
 LOOK = 256  # images per batch

@@ -23,7 +23,7 @@ import torch
 
 from dosapp.errors import BadInput
 from dosapp.exam import Exam
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.metrics import (
     DEFINITIONS,
     OF_R,

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dosapp.errors import unknown
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.plan import Plan, plan
 from dosapp.run import machine, now
 from dosapp.runtime.files import read_json, write_json

@@ -19,7 +19,7 @@ from dosapp.backbones.clip import load as load_backbone
 from dosapp.data.views import Labelled
 from dosapp.errors import BadInput
 from dosapp.exam import LOOK
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.plan import open_stream
 from dosapp.runtime.files import write_bytes
 from dosapp.runtime.rng import chance

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dosapp.settings import LearnerSettings
 
 if TYPE_CHECKING:
-    from dosapp.backbones.blocks import Tokens
+    from dosapp.backbones.tower import Tokens
 
 Given = TypeVar("Given")
 Weights = Mapping[str, nn.Parameter]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from dosapp.backbones.base import Begun, Captions, Insert, Pixels
-from dosapp.backbones.blocks import Tokens, attention, block, compiled, recomputed, walk
+from dosapp.backbones.tower import Tokens, attention, block, compiled, recomputed, walk
 from dosapp.errors import BadInput, unknown
 from dosapp.runtime.devices import device
 from dosapp.runtime.process_memory import keep_memory

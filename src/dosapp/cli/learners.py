@@ -22,7 +22,7 @@ def new(
     options: SetOption = None,
 ) -> None:
     """A learner without classes, for dosapp serve or a program."""
-    from dosapp.learner import Learner
+    from dosapp.learner.learner import Learner
 
     if folder.exists():
         raise BadInput(f"'{folder}' is there already; choose another folder")
@@ -43,7 +43,7 @@ From = Annotated[int, typer.Argument(min=0, help="a version's number; 0: before 
 @history_app.command("list")
 def history_list(folder: LearnerFolder, as_json: Json = False) -> None:
     """Every version: when, why, how many classes, how many bytes."""
-    from dosapp.learner import Learner
+    from dosapp.learner.learner import Learner
 
     found = Learner.history_of(folder).versions()
     if as_json:
@@ -61,7 +61,7 @@ def history_list(folder: LearnerFolder, as_json: Json = False) -> None:
 @history_app.command("show")
 def history_show(folder: LearnerFolder, number: Number, as_json: Json = False) -> None:
     """One version, whole."""
-    from dosapp.learner import Learner
+    from dosapp.learner.learner import Learner
 
     version = Learner.history_of(folder).version(number)
     if as_json:
@@ -82,7 +82,7 @@ def history_show(folder: LearnerFolder, number: Number, as_json: Json = False) -
 @history_app.command("diff")
 def history_diff(folder: LearnerFolder, first: From, second: From, as_json: Json = False) -> None:
     """Which layers moved from one version to another, and how far."""
-    from dosapp.learner import Learner
+    from dosapp.learner.learner import Learner
 
     found = Learner.history_of(folder).moved(first, second)
     if as_json:
@@ -101,7 +101,7 @@ def history_diff(folder: LearnerFolder, first: From, second: From, as_json: Json
 @history_app.command("rollback")
 def history_rollback(folder: LearnerFolder, number: Number) -> None:
     """Go back to a version, as a new one on top: nothing is lost."""
-    from dosapp.learner import Learner
+    from dosapp.learner.learner import Learner
 
     Learner.history_of(folder).version(number)  # before anything is touched
     made = Learner.rollback(folder, number).history(folder).versions()[-1]
@@ -114,7 +114,7 @@ def history_gc(
     keep: Annotated[int, typer.Option(min=1, help="how many of the last versions stay")],
 ) -> None:
     """Drop old versions; the oldest that stays takes in what came before it."""
-    from dosapp.learner import Learner
+    from dosapp.learner.learner import Learner
     from dosapp.runtime.files import locked
 
     history = Learner.history_of(folder)
@@ -130,8 +130,8 @@ def export(
     kind: Annotated[Literal["pretrained", "onnx"], typer.Option()] = "pretrained",
 ) -> None:
     """What answers, for transformers, or as ONNX."""
-    from dosapp.export import export as write
-    from dosapp.learner import Learner
+    from dosapp.learner.export import export as write
+    from dosapp.learner.learner import Learner
 
     write(Learner.load(folder), place, kind)
     out.print(f"wrote {place}")

@@ -19,7 +19,7 @@ def pretrain(
     """Train the embedded tiny CLIP again, from nothing. About twenty minutes on two cores."""
     from rich.progress import track
 
-    from dosapp.pretrain import pretrain as train
+    from dosapp.backbones.pretrain import pretrain as train
 
     if folder.exists() and any(folder.iterdir()):
         raise BadInput(f"'{folder}' is not empty; choose another --out")

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dosapp.drills.served import pictures, small_learner
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.runtime.rng import chance
 from dosapp.service.service import opened
 from dosapp.service.settings import ServiceSettings

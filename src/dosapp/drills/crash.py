@@ -18,7 +18,7 @@ from typing import Any
 from dosapp.drills.served import Served, lesson, pictures, served, small_learner
 from dosapp.errors import BadInput
 from dosapp.history.history import Version
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.runtime.rng import chance
 from dosapp.streams import Stream
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dosapp.backbones.clip import load
 from dosapp.history.record import State
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.plan import open_stream
 from dosapp.runtime.rng import chance
 from dosapp.service.guard import Canary

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.plan import open_stream
 from dosapp.service.client import Client
 from dosapp.settings import RunSettings

@@ -12,7 +12,7 @@ from dosapp.functional.augmentation import augmented
 from dosapp.functional.losses import cross_entropy_to
 from dosapp.functional.masks import Mask
 from dosapp.methods.base import Guess, Share, settings
-from dosapp.methods.taught import Taught
+from dosapp.methods.mean_teacher import Taught
 from dosapp.student.student import Student
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dosapp.functional.losses import complementary, cross_entropy_to
 from dosapp.methods.base import Guess, Memory, Tensors, settings
-from dosapp.methods.taught import Taught
+from dosapp.methods.mean_teacher import Taught
 from dosapp.student.student import Student
 
 

@@ -14,8 +14,8 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from dosapp.backbones.added import Added, within
 from dosapp.backbones.base import Backbone, Insert, Joint, Pixels
+from dosapp.backbones.wrappers import Added, within
 from dosapp.functional.losses import entropy
 from dosapp.methods.base import Batch, Guess, Method, Review, settings
 from dosapp.runtime.rng import torch_chance

@@ -11,12 +11,12 @@ import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from dosapp.backbones.added import within
 from dosapp.backbones.base import Backbone
-from dosapp.backbones.prompted import Keyed, Pool, Prefixes
+from dosapp.backbones.wrappers import within
 from dosapp.errors import BadInput
 from dosapp.functional.losses import class_loss
 from dosapp.methods.base import Batch, Lessons, Method, Tensors, settings
+from dosapp.methods.prompting import Keyed, Pool, Prefixes
 from dosapp.streams import Session
 from dosapp.student.student import Selection, Student
 

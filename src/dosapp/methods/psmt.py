@@ -14,7 +14,7 @@ from dosapp.functional.fisher import fisher, own_labels
 from dosapp.functional.losses import drift, symmetric_cross_entropy
 from dosapp.functional.named_tensors import under
 from dosapp.methods.base import Guess, Share, Tensors, settings
-from dosapp.methods.taught import Taught
+from dosapp.methods.mean_teacher import Taught
 from dosapp.streams import Session
 from dosapp.student.student import Student
 

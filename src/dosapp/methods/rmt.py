@@ -12,13 +12,13 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from dosapp.backbones.added import Added, within
 from dosapp.backbones.base import Backbone
+from dosapp.backbones.wrappers import Added, within
 from dosapp.functional.augmentation import augmented
 from dosapp.functional.class_indices import closed_up
 from dosapp.functional.losses import contrast, symmetric_cross_entropy
 from dosapp.methods.base import Guess, Tensors, settings
-from dosapp.methods.taught import Taught
+from dosapp.methods.mean_teacher import Taught
 from dosapp.runtime.rng import torch_chance
 from dosapp.streams import Session
 from dosapp.student.student import Student

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from dosapp.cluster import joined
 from dosapp.errors import BadInput
-from dosapp.learner import Prediction
+from dosapp.learner.learner import Prediction
 from dosapp.runtime.files import locked
 from dosapp.service.app import build
 from dosapp.service.guard import Canary

@@ -4,7 +4,7 @@ Three lines of defence, each before the next: a batch whose answers are nearly a
 not learned from; an interval after which the experts differ too much, or the canary has lost too
 much, is never published, and the learner goes back to the last good version; after several of these
 in a row adaptation stops until a person says otherwise. The learner's own gate and skew-aware
-momentum (`dosapp.caution`) work beneath all this.
+momentum (`dosapp.learner.mitigations`) work beneath all this.
 """
 
 from collections import Counter, deque
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dosapp.functional.class_skew import skew
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.service.settings import ServiceSettings
 
 WINDOW = 50  # steps that the live figures look back

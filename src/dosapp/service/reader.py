@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dosapp.learner import Learner, Prediction
+from dosapp.learner.learner import Learner, Prediction
 from dosapp.service.settings import ServiceSettings
 
 

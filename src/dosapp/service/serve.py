@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dosapp.errors import BadInput
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.plan import open_stream
 from dosapp.service.guard import Canary
 from dosapp.service.service import opened

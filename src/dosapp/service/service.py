@@ -22,7 +22,7 @@ from torch import Tensor
 from dosapp.data.folder import found_in, part
 from dosapp.errors import BadInput
 from dosapp.history.history import History
-from dosapp.learner import Learner, last_whole
+from dosapp.learner.learner import Learner, last_whole
 from dosapp.runtime.files import locked
 from dosapp.service.audit import Audit
 from dosapp.service.guard import Canary

@@ -17,7 +17,7 @@ from torch import Tensor
 from dosapp.data.base import check_class_names
 from dosapp.data.files import SUFFIXES, tree, unwrapped
 from dosapp.errors import BadInput
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 from dosapp.service.settings import ServiceSettings
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")

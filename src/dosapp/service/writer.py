@@ -25,7 +25,7 @@ from torch import Tensor
 from dosapp.errors import BadInput
 from dosapp.history.history import History
 from dosapp.history.record import State
-from dosapp.learner import Learner, Prediction
+from dosapp.learner.learner import Learner, Prediction
 from dosapp.runtime.files import read_json, write_json
 from dosapp.service.guard import Canary, Guard, Signals
 from dosapp.service.reader import Busy, Published, threads

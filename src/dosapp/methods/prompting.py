@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from dosapp.backbones.added import Added
 from dosapp.backbones.base import Backbone, Insert, Pixels
+from dosapp.backbones.wrappers import Added
 from dosapp.runtime.rng import torch_chance
 
 

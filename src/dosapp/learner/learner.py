@@ -14,19 +14,19 @@ from torch import Tensor
 
 from dosapp.backbones.base import Backbone, Expert
 from dosapp.backbones.clip import load as load_backbone
-from dosapp.backbones.shared import Shared
-from dosapp.caution import Caution
+from dosapp.backbones.pretrained import Origin
+from dosapp.backbones.sharded import Shared
 from dosapp.data.ahead import ahead
 from dosapp.data.base import Prompts, check_class_names
 from dosapp.errors import BadInput, unknown
 from dosapp.functional.named_tensors import under
 from dosapp.history.history import History
 from dosapp.history.record import State, checksum
-from dosapp.lessons import Timetable
-from dosapp.memory import Memory
+from dosapp.learner.batches import Timetable
+from dosapp.learner.mitigations import Caution
+from dosapp.learner.replay import Memory
 from dosapp.methods import build
 from dosapp.methods.base import Batch, Guess, Method
-from dosapp.origin import Origin
 from dosapp.runtime import distributed
 from dosapp.runtime.devices import moved
 from dosapp.runtime.files import Damaged, locked, made, read_json, write_json

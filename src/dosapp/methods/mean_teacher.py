@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dosapp.backbones.added import Ensemble
 from dosapp.backbones.base import Backbone, Expert
+from dosapp.backbones.wrappers import Ensemble
 from dosapp.methods.base import Guess, Method, Share, settings
 from dosapp.student.student import Student
 

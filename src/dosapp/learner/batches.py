@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dosapp.data.views import Labelled
-from dosapp.memory import Memory
+from dosapp.learner.replay import Memory
 from dosapp.methods.base import Batch
 from dosapp.runtime.devices import moved
 from dosapp.runtime.rng import chance

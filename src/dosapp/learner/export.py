@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dosapp.backbones.base import Expert
 from dosapp.backbones.clip import Clip
 from dosapp.errors import BadInput, unknown
-from dosapp.learner import Learner
+from dosapp.learner.learner import Learner
 
 KINDS = ("pretrained", "onnx")
 

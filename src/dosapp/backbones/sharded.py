@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dosapp.backbones.added import Added
 from dosapp.backbones.base import Backbone, Captions, Insert, Pixels
+from dosapp.backbones.wrappers import Added
 from dosapp.runtime import distributed
 
 
