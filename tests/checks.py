@@ -9,8 +9,8 @@ from dosapp.backbones.clip import Clip
 from dosapp.learner.learner import Learner
 from dosapp.plan import open_stream
 from dosapp.run import run
+from dosapp.scenario import Session
 from dosapp.settings import RunSettings
-from dosapp.streams import Session
 
 
 def lived(settings: RunSettings, net: Clip, sessions: int = 2) -> tuple[Learner, object]:

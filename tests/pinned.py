@@ -13,7 +13,7 @@ import torch
 from dosapp.backbones.clip import Clip, load
 from dosapp.history.history import History
 from dosapp.learner.learner import Learner
-from dosapp.methods import METHODS
+from dosapp.methods.registry import METHODS
 from dosapp.plan import open_stream
 from dosapp.run import machine
 from dosapp.settings import RunSettings

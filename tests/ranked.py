@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from conftest import SMALL
-from dosapp.data import load_dataset
+from dosapp.data.registry import load_dataset
 from dosapp.learner.learner import Learner
 from dosapp.plan import plan
 from dosapp.runtime import distributed

@@ -11,9 +11,9 @@ from conftest import SMALL
 from dosapp.backbones.clip import Clip
 from dosapp.learner.learner import Learner
 from dosapp.plan import open_stream
+from dosapp.scenario import Stream
 from dosapp.service.service import Service, Teaching
 from dosapp.settings import RunSettings
-from dosapp.streams import Stream
 
 
 def taught(net: Clip, folder: Path, **changes: object) -> Stream:

@@ -19,7 +19,7 @@ from PIL import Image
 from conftest import SMALL
 from dosapp.cli import main
 from dosapp.grid import seed_list
-from dosapp.methods import METHODS
+from dosapp.methods.registry import METHODS
 from dosapp.reproduce import Scale
 
 FLAGS = [word for k, v in SMALL.items() for word in (f"--{k.replace('_', '-')}", str(v))]

@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from dosapp.data import DOMAINS, load_dataset
-from dosapp.data.ahead import ahead
 from dosapp.data.base import check_class_names
 from dosapp.data.folder import own_data
+from dosapp.data.prefetch import ahead
+from dosapp.data.registry import DOMAINS, load_dataset
 from dosapp.errors import BadInput
 from dosapp.result import Result
 from test_cli import dosapp

@@ -225,7 +225,7 @@ class TestTuning:
             if "/test" in part.pictures.title:
                 object.__setattr__(part.pictures, "pixels", None)
 
-        from dosapp.data import generated, views
+        from dosapp.data.registry import generated, views
 
         monkeypatch.setattr(generated, "_DRAWN", {})
         monkeypatch.setattr(base.Part, "__post_init__", guarded)

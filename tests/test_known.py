@@ -15,12 +15,12 @@ import torch
 from PIL import Image
 
 from conftest import SHARED, shared_only
-from dosapp.data import KNOWN, load_dataset
-from dosapp.data.decoded import Decoded
+from dosapp.data.cache import Decoded
 from dosapp.data.folder import own_data
-from dosapp.data.known import Known, class_lists, file_list, known_data
+from dosapp.data.paper_sets.datasets import Known, class_lists, file_list, known_data
+from dosapp.data.registry import KNOWN, load_dataset
 from dosapp.errors import BadInput
-from dosapp.streams import split
+from dosapp.scenario import split
 
 SIZES = {"aircraft": 100, "cars": 196, "cifar100": 100, "cub": 200, "gtsrb": 43}
 
@@ -587,7 +587,7 @@ class TestTables:
         """From the hub the five come with names in another order than ours."""
         import datasets
 
-        from dosapp.data import hub
+        from dosapp.data.registry import hub
 
         known = Known.named("gtsrb")
         names = list(reversed(known.classes))

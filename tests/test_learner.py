@@ -21,7 +21,7 @@ from dosapp.learner.replay import Memory
 from dosapp.plan import open_stream
 from dosapp.run import run
 from dosapp.runtime.files import Damaged, locked, read_json, write_json
-from dosapp.streams import Session
+from dosapp.scenario import Session
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import checks
 from dosapp.errors import BadInput
 from dosapp.functional.masks import top_fraction
 from dosapp.learner.learner import Learner
-from dosapp.methods import METHODS, build
 from dosapp.methods.base import Method
 from dosapp.methods.dosapp import DoSAPP, Smoothing
 from dosapp.methods.flyp import FLYP
+from dosapp.methods.registry import METHODS, build
 from dosapp.methods.self_training import SelfTraining
 from dosapp.methods.spu import SPU
 from dosapp.plan import open_stream

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dosapp.cluster import wants_gpu
-from dosapp.data.known import Known
+from dosapp.data.paper_sets.datasets import Known
 from dosapp.errors import BadInput
 from dosapp.grid import grid
 from dosapp.ledger import lost, opened

@@ -20,7 +20,7 @@ from dosapp.methods.psmt import least
 from dosapp.methods.reservoir import Reservoir
 from dosapp.methods.rmt import Projector
 from dosapp.plan import open_stream
-from dosapp.streams import Session
+from dosapp.scenario import Session
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from dosapp.data import DOMAINS
 from dosapp.data.base import Dataset, Part
-from dosapp.data.views import InMemory, Unlabelled
+from dosapp.data.images import InMemory, Unlabelled
+from dosapp.data.registry import DOMAINS
 from dosapp.errors import BadInput
 from dosapp.plan import first_classes, open_stream
-from dosapp.streams import Session, concat, split
+from dosapp.scenario import Session, concat, split
 
 SHAPES = first_classes(DOMAINS["shapes"].dataset(32, train=6, test=12), 12)
 SIGNS = first_classes(DOMAINS["signs"].dataset(32, train=4, test=4), 4)

@@ -7,29 +7,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dosapp.data import load_dataset
     from dosapp.data.base import Dataset, Prompts
+    from dosapp.data.registry import load_dataset
     from dosapp.errors import BadInput
     from dosapp.learner.learner import Learner, Prediction
-    from dosapp.methods import METHODS
     from dosapp.methods.base import Method
+    from dosapp.methods.registry import METHODS
     from dosapp.result import Result
+    from dosapp.scenario import Session, Stream, concat, split
     from dosapp.service.client import Client
     from dosapp.settings import LearnerSettings, RunSettings
-    from dosapp.streams import Session, Stream, concat, split
     from dosapp.student.student import Selection, Student
 
 _HOMES = {
-    "dosapp.data": ("load_dataset",),
+    "dosapp.data.registry": ("load_dataset",),
     "dosapp.data.base": ("Dataset", "Prompts"),
     "dosapp.errors": ("BadInput",),
     "dosapp.learner.learner": ("Learner", "Prediction"),
-    "dosapp.methods": ("METHODS",),
+    "dosapp.methods.registry": ("METHODS",),
     "dosapp.methods.base": ("Method",),
     "dosapp.result": ("Result",),
     "dosapp.service.client": ("Client",),
     "dosapp.settings": ("LearnerSettings", "RunSettings"),
-    "dosapp.streams": ("Session", "Stream", "concat", "split"),
+    "dosapp.scenario": ("Session", "Stream", "concat", "split"),
     "dosapp.student.student": ("Selection", "Student"),
 }
 

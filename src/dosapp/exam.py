@@ -8,9 +8,9 @@ import torch
 
 from dosapp.backbones.base import Expert
 from dosapp.data.base import Prompts, Rows
-from dosapp.data.views import Labelled
+from dosapp.data.images import Labelled
 from dosapp.learner.learner import Learner
-from dosapp.streams import Stream
+from dosapp.scenario import Stream
 
 LOOK = 256  # images per batch
 

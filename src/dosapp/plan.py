@@ -9,13 +9,13 @@ import yaml
 
 from dosapp.backbones.base import Backbone
 from dosapp.backbones.clip import load as load_backbone
-from dosapp.data import load_dataset
 from dosapp.data.base import Dataset, Prompts
+from dosapp.data.registry import load_dataset
 from dosapp.errors import BadInput
-from dosapp.methods import build, named
 from dosapp.methods.base import Method
+from dosapp.methods.registry import build, named
+from dosapp.scenario import Stream, concat, split
 from dosapp.settings import RunSettings, key_of, named_options, read_yaml
-from dosapp.streams import Stream, concat, split
 
 MEANING = 1  # raised when the same settings would give another result
 

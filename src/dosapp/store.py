@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dosapp.errors import BadInput
-from dosapp.methods import METHODS
+from dosapp.methods.registry import METHODS
 from dosapp.plan import Plan, plan
 from dosapp.result import Result
 from dosapp.run import Watch, run

@@ -25,8 +25,8 @@ from dosapp.plan import Plan, plan
 from dosapp.run import machine, now
 from dosapp.runtime.files import read_json, write_json
 from dosapp.runtime.process_memory import forget_peak, peak
+from dosapp.scenario import Session
 from dosapp.settings import RunSettings, key_of
-from dosapp.streams import Session
 
 ALIKE = {"seed", "stream_noise", "test_noise", "correlated", "one_class"}  # cost nothing
 LOOK = 4  # steps of each phase; the first one warms up and is not counted

@@ -16,15 +16,15 @@ import numpy as np
 import yaml
 
 from dosapp.backbones.clip import load as load_backbone
-from dosapp.data.views import Labelled
+from dosapp.data.images import Labelled
 from dosapp.errors import BadInput
 from dosapp.exam import LOOK
 from dosapp.learner.learner import Learner
 from dosapp.plan import open_stream
 from dosapp.runtime.files import write_bytes
 from dosapp.runtime.rng import chance
+from dosapp.scenario import Session
 from dosapp.settings import RunSettings, read_yaml
-from dosapp.streams import Session
 from dosapp.student.student import Diverged
 
 RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3)

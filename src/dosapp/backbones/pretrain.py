@@ -16,8 +16,8 @@ import torch
 
 from dosapp.backbones.clip import Clip, transformers
 from dosapp.data.base import Prompts
-from dosapp.data.shapes import SHAPES
-from dosapp.data.signs import SIGNS
+from dosapp.data.synthetic.shapes import SHAPES
+from dosapp.data.synthetic.signs import SIGNS
 from dosapp.functional.losses import clip_loss
 
 DOMAINS = (SHAPES, SIGNS)

@@ -16,7 +16,7 @@ def methods(
     as_json: Json = False,
 ) -> None:
     """List the methods: what can learn, what can adapt."""
-    from dosapp.methods import METHODS
+    from dosapp.methods.registry import METHODS
 
     if abilities:
         from dosapp.report.tables import abilities as table
@@ -67,8 +67,8 @@ def methods(
 @app.command()
 def datasets(as_json: Json = False) -> None:
     """List the datasets."""
-    from dosapp.data import DOMAINS
-    from dosapp.data.known import described
+    from dosapp.data.paper_sets.datasets import described
+    from dosapp.data.registry import DOMAINS
 
     facts: dict[str, dict[str, Any]] = {
         d.name: {"classes": d.benchmark, "idea": d.idea} for d in DOMAINS.values()

@@ -14,7 +14,7 @@ from torch import Tensor
 from dosapp.data.base import Listed, Listing, Rows
 from dosapp.data.files import Prepare, opened
 from dosapp.data.folder import thirds
-from dosapp.data.known import Known
+from dosapp.data.paper_sets.datasets import Known
 from dosapp.errors import BadInput
 
 TEST = ("test", "validation", "valid", "val")

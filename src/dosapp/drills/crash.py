@@ -20,7 +20,7 @@ from dosapp.errors import BadInput
 from dosapp.history.history import Version
 from dosapp.learner.learner import Learner
 from dosapp.runtime.rng import chance
-from dosapp.streams import Stream
+from dosapp.scenario import Stream
 
 BATCH, INTERVAL = 8, 4
 FLAGS = ("--adapt-batch", str(BATCH), "--interval", str(INTERVAL), "--skew", "1",

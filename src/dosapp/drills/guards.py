@@ -21,12 +21,12 @@ from dosapp.history.record import State
 from dosapp.learner.learner import Learner
 from dosapp.plan import open_stream
 from dosapp.runtime.rng import chance
+from dosapp.scenario import Stream
 from dosapp.service.guard import Canary
 from dosapp.service.reader import Published
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.writer import Seen, Writer
 from dosapp.settings import RunSettings
-from dosapp.streams import Stream
 
 OFF = {"skew": 1.0, "disagreement": 1.0, "canary_drop": 100.0, "strikes": 10**6}
 EVERY = 4  # of the held-out pictures of a class is the canary's

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from dosapp.learner.learner import Learner
 from dosapp.plan import open_stream
+from dosapp.scenario import Stream
 from dosapp.service.client import Client
 from dosapp.settings import RunSettings
-from dosapp.streams import Stream
 
 SMALL = {
     "data": "shapes", "classes": 20, "tasks": 2, "train_images": 16, "test_images": 40,

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dosapp.data.views import Labelled
+from dosapp.data.images import Labelled
 from dosapp.learner.replay import Memory
 from dosapp.methods.base import Batch
 from dosapp.runtime.devices import moved

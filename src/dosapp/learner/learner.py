@@ -16,8 +16,8 @@ from dosapp.backbones.base import Backbone, Expert
 from dosapp.backbones.clip import load as load_backbone
 from dosapp.backbones.pretrained import Origin
 from dosapp.backbones.sharded import Shared
-from dosapp.data.ahead import ahead
 from dosapp.data.base import Prompts, check_class_names
+from dosapp.data.prefetch import ahead
 from dosapp.errors import BadInput, unknown
 from dosapp.functional.named_tensors import under
 from dosapp.history.history import History
@@ -25,13 +25,13 @@ from dosapp.history.record import State, checksum
 from dosapp.learner.batches import Timetable
 from dosapp.learner.mitigations import Caution
 from dosapp.learner.replay import Memory
-from dosapp.methods import build
 from dosapp.methods.base import Batch, Guess, Method
+from dosapp.methods.registry import build
 from dosapp.runtime import distributed
 from dosapp.runtime.devices import moved
 from dosapp.runtime.files import Damaged, locked, made, read_json, write_json
+from dosapp.scenario import Session
 from dosapp.settings import LearnerSettings
-from dosapp.streams import Session
 from dosapp.student.student import Selection, Student
 
 FORMAT = 1  # of learner.json

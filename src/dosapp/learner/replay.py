@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dosapp.data.views import Labelled
+from dosapp.data.images import Labelled
 from dosapp.runtime.rng import chance, torch_chance
 
 

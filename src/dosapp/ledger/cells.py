@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dosapp.data.known import Known
+from dosapp.data.paper_sets.datasets import Known
 from dosapp.ledger.verdicts import interval
 from dosapp.reproduce import Row, command
 from dosapp.result import Result

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dosapp.backbones.base import Backbone, Expert
 from dosapp.functional.named_tensors import under
-from dosapp.streams import Session
+from dosapp.scenario import Session
 from dosapp.student.student import Selection, Student
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from torch import Tensor
 from dosapp.backbones.base import Backbone
 from dosapp.functional.losses import clip_loss, distillation, relation
 from dosapp.methods.base import Batch, Method, Tensors, settings
-from dosapp.streams import Session
+from dosapp.scenario import Session
 from dosapp.student.student import Student
 
 

@@ -23,7 +23,7 @@ from dosapp.functional.named_tensors import under
 from dosapp.functional.pseudo_labels import LABELLERS
 from dosapp.methods.base import Ability, Guess, Lessons, Method, Share, Tensors, settings
 from dosapp.methods.spu import SPU
-from dosapp.streams import Session
+from dosapp.scenario import Session
 from dosapp.student.student import Selection, Student
 
 

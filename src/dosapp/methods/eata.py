@@ -16,7 +16,7 @@ from dosapp.functional.losses import drift, entropy
 from dosapp.functional.named_tensors import under
 from dosapp.methods.base import Guess, Memory, Portion, Tensors, settings
 from dosapp.methods.tent import Tent
-from dosapp.streams import Session
+from dosapp.scenario import Session
 from dosapp.student.student import Student
 
 LOOK = 64  # images per gradient of the Fisher information

@@ -9,7 +9,7 @@ from torch import Tensor
 from dosapp.functional.losses import drift
 from dosapp.functional.named_tensors import under
 from dosapp.methods.base import Batch, Method, Share, Tensors, settings
-from dosapp.streams import Session
+from dosapp.scenario import Session
 from dosapp.student.student import Student
 
 LOOK = 64  # images per gradient of the importance

@@ -17,7 +17,7 @@ from dosapp.errors import BadInput
 from dosapp.functional.losses import class_loss
 from dosapp.methods.base import Batch, Lessons, Method, Tensors, settings
 from dosapp.methods.prompting import Keyed, Pool, Prefixes
-from dosapp.streams import Session
+from dosapp.scenario import Session
 from dosapp.student.student import Selection, Student
 
 

@@ -15,7 +15,7 @@ from dosapp.functional.losses import drift, symmetric_cross_entropy
 from dosapp.functional.named_tensors import under
 from dosapp.methods.base import Guess, Share, Tensors, settings
 from dosapp.methods.mean_teacher import Taught
-from dosapp.streams import Session
+from dosapp.scenario import Session
 from dosapp.student.student import Student
 
 

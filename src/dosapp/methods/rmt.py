@@ -20,7 +20,7 @@ from dosapp.functional.losses import contrast, symmetric_cross_entropy
 from dosapp.methods.base import Guess, Tensors, settings
 from dosapp.methods.mean_teacher import Taught
 from dosapp.runtime.rng import torch_chance
-from dosapp.streams import Session
+from dosapp.scenario import Session
 from dosapp.student.student import Student
 
 LOOK, SPACE = 64, 128  # images per look at the lessons, dimensions of the projector

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from dosapp.methods.base import Batch, Lessons, Method, Review, Tensors, settings
 from dosapp.methods.class_gaussians import Gaussians
-from dosapp.streams import Session
+from dosapp.scenario import Session
 from dosapp.student.student import Selection, Student
 
 

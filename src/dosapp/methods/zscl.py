@@ -12,12 +12,12 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone
-from dosapp.data import DOMAINS, load_dataset
 from dosapp.data.base import Dataset
+from dosapp.data.registry import DOMAINS, load_dataset
 from dosapp.errors import BadInput
 from dosapp.functional.losses import cross_entropy_to
 from dosapp.methods.base import Batch, Method, Tensors, settings
-from dosapp.streams import Session
+from dosapp.scenario import Session
 from dosapp.student.student import Student
 
 

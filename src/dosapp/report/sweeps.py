@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dosapp.errors import BadInput
-from dosapp.methods import build
+from dosapp.methods.registry import build
 from dosapp.report.tables import Row
 from dosapp.result import Result, settings_of
 

@@ -27,10 +27,10 @@ from dosapp.history.history import History
 from dosapp.history.record import State
 from dosapp.learner.learner import Learner, Prediction
 from dosapp.runtime.files import read_json, write_json
+from dosapp.scenario import Session
 from dosapp.service.guard import Canary, Guard, Signals
 from dosapp.service.reader import Busy, Published, threads
 from dosapp.service.settings import ServiceSettings
-from dosapp.streams import Session
 
 T = TypeVar("T")
 REMEMBERED = 100  # jobs that have ended

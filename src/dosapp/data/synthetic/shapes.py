@@ -10,7 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dosapp.data.drawing import (
+from dosapp.data.synthetic.domain import Domain
+from dosapp.data.synthetic.drawing import (
     RGB,
     Canvas,
     Outline,
@@ -26,7 +27,6 @@ from dosapp.data.drawing import (
     ring,
     star,
 )
-from dosapp.data.generated import Domain
 
 COLOURS = [c for c in RGB if c != "black"]
 TEXTURES = ["plain", "striped", "dotted", "checkered", "hollow", "shaded"]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dosapp.data.base import Control, Dataset, Part, Prompts
-from dosapp.data.drawing import Style
-from dosapp.data.views import InMemory
+from dosapp.data.images import InMemory
+from dosapp.data.synthetic.drawing import Style
 from dosapp.runtime.rng import torch_chance
 
 Draw = Callable[[list[str], int, Style, torch.Generator], Tensor]

@@ -5,7 +5,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dosapp.data.drawing import (
+from dosapp.data.synthetic.domain import Domain
+from dosapp.data.synthetic.drawing import (
     RGB,
     Canvas,
     Outline,
@@ -18,7 +19,6 @@ from dosapp.data.drawing import (
     disc,
     polygon,
 )
-from dosapp.data.generated import Domain
 
 BORDERS = ["red", "blue", "yellow", "green", "black"]
 PLATES: dict[str, Outline] = {

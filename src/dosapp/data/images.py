@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dosapp.data.ahead import ahead
 from dosapp.data.base import Part, Pictures, Rows
+from dosapp.data.prefetch import ahead
 from dosapp.runtime.rng import chance
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dosapp.data.base import Control, Dataset, Part, Prompts, Rows, check_class_names
-from dosapp.data.views import InMemory, Labelled, Unlabelled, joined
+from dosapp.data.images import InMemory, Labelled, Unlabelled, joined
 from dosapp.errors import BadInput
 from dosapp.runtime.rng import chance
 

@@ -21,10 +21,10 @@ import yaml
 from dosapp.data.base import Listed, Listing, Prompts
 from dosapp.data.files import Files, Prepare, Tree, tree
 from dosapp.data.folder import found_in, part
-from dosapp.data.releases import RELEASES, plain
+from dosapp.data.paper_sets.releases import RELEASES, plain
 from dosapp.errors import BadInput
 
-SETS = Path(__file__).parent / "sets"
+SETS = Path(__file__).parent
 KNOWN = tuple(sorted(file.stem for file in SETS.glob("*.yaml")))
 
 
