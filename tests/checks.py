@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 
 from dosapp.backbones.clip import Clip
+from dosapp.experiments.plan import open_stream
+from dosapp.experiments.run import run
 from dosapp.learner.learner import Learner
-from dosapp.plan import open_stream
-from dosapp.run import run
 from dosapp.scenario import Session
 from dosapp.settings import RunSettings
 

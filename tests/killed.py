@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from dosapp.run import Watch, run
+from dosapp.experiments.run import Watch, run
 from dosapp.settings import RunSettings
 
 LONG = {

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 from dosapp.backbones.clip import Clip, load
+from dosapp.experiments.plan import open_stream
+from dosapp.experiments.run import machine
 from dosapp.history.history import History
 from dosapp.learner.learner import Learner
 from dosapp.methods.registry import METHODS
-from dosapp.plan import open_stream
-from dosapp.run import machine
 from dosapp.settings import RunSettings
 
 FILE = Path(__file__).parent / "pins.json"

@@ -8,8 +8,8 @@ from safetensors.torch import save_file
 
 from conftest import SMALL
 from dosapp.data.registry import load_dataset
+from dosapp.experiments.plan import plan
 from dosapp.learner.learner import Learner
-from dosapp.plan import plan
 from dosapp.runtime import distributed
 from dosapp.settings import RunSettings
 

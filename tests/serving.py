@@ -9,8 +9,8 @@ from pathlib import Path
 
 from conftest import SMALL
 from dosapp.backbones.clip import Clip
+from dosapp.experiments.plan import open_stream
 from dosapp.learner.learner import Learner
-from dosapp.plan import open_stream
 from dosapp.scenario import Stream
 from dosapp.service.service import Service, Teaching
 from dosapp.settings import RunSettings

@@ -7,13 +7,13 @@ import torch
 from torch import tensor
 
 import checks
+from dosapp.experiments.plan import careful, label, open_stream, plan
+from dosapp.experiments.run import run
 from dosapp.functional.class_skew import skew
 from dosapp.functional.masks import readmitted
 from dosapp.learner.learner import Learner
 from dosapp.learner.mitigations import Caution, View
 from dosapp.methods.base import Guess
-from dosapp.plan import careful, label, open_stream, plan
-from dosapp.run import run
 
 ON = {
     "gate": {"gate": 0.9},

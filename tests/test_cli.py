@@ -18,9 +18,9 @@ from PIL import Image
 
 from conftest import SMALL
 from dosapp.cli import main
-from dosapp.grid import seed_list
+from dosapp.experiments.grid import seed_list
 from dosapp.methods.registry import METHODS
-from dosapp.reproduce import Scale
+from dosapp.paper.reproduce import Scale
 
 FLAGS = [word for k, v in SMALL.items() for word in (f"--{k.replace('_', '-')}", str(v))]
 

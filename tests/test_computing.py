@@ -12,9 +12,9 @@ import torch
 from dosapp.bench.model import pictures, random_clip, small
 from dosapp.data.base import Prompts
 from dosapp.errors import BadInput
+from dosapp.experiments.plan import plan
 from dosapp.learner.learner import Learner
 from dosapp.methods.dosapp import DoSAPP
-from dosapp.plan import plan
 from dosapp.runtime import devices
 from dosapp.runtime.process_memory import peak
 from dosapp.settings import LearnerSettings

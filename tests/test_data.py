@@ -13,7 +13,7 @@ from dosapp.data.folder import own_data
 from dosapp.data.prefetch import ahead
 from dosapp.data.registry import DOMAINS, load_dataset
 from dosapp.errors import BadInput
-from dosapp.result import Result
+from dosapp.experiments.result import Result
 from test_cli import dosapp
 
 PIXELS = 32

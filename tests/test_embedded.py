@@ -2,9 +2,9 @@
 
 import pytest
 
-from dosapp.demo import CAST
-from dosapp.result import Result
-from dosapp.run import run
+from dosapp.experiments.demo import CAST
+from dosapp.experiments.result import Result
+from dosapp.experiments.run import run
 from dosapp.settings import RunSettings
 from test_cli import dosapp
 

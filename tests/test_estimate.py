@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from dosapp.errors import BadInput
-from dosapp.plan import plan
-from dosapp.timing import GPUS, Part, estimate, gpus, on, parts
+from dosapp.experiments.costs import GPUS, Part, estimate, gpus, on, parts
+from dosapp.experiments.plan import plan
 from test_cli import FLAGS, dosapp
 
 

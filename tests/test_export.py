@@ -9,9 +9,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from dosapp.errors import BadInput
+from dosapp.experiments.plan import open_stream
 from dosapp.learner.export import export
 from dosapp.learner.learner import Learner
-from dosapp.plan import open_stream
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import torch
 from torch import tensor
 
 import checks
+from dosapp.experiments.plan import open_stream
 from dosapp.functional.losses import distillation, entropy, relation
 from dosapp.learner.learner import Learner
 from dosapp.methods.distilled import PRD, LwF
 from dosapp.methods.eata import sure_and_new
 from dosapp.methods.mas import MAS
-from dosapp.plan import open_stream
 
 
 def softmax(values: list[float]) -> list[float]:

@@ -19,11 +19,11 @@ from rich.console import Console
 from conftest import SMALL
 from dosapp.data import base
 from dosapp.errors import BadInput
-from dosapp.grid import Outcome, grid, runs_in, seed_list
-from dosapp.plan import settings_from
+from dosapp.experiments.grid import Outcome, grid, runs_in, seed_list
+from dosapp.experiments.plan import settings_from
+from dosapp.experiments.tune import Rates, Tried, chosen, lessons, tune
 from dosapp.progress import many
 from dosapp.settings import RunSettings
-from dosapp.tune import Rates, Tried, chosen, lessons, tune
 from test_report import made
 
 
@@ -118,7 +118,7 @@ def test_a_run_that_cannot_be_planned_keeps_its_log_too(tmp_path, small, monkeyp
     def fails(settings: RunSettings) -> None:
         raise RuntimeError("no plan")
 
-    monkeypatch.setattr("dosapp.grid.plan", fails)
+    monkeypatch.setattr("dosapp.experiments.grid.plan", fails)
     [outcome] = grid([small()], tmp_path)
     [log] = tmp_path.rglob("error.log")
     assert f"(log: {log})" in outcome.error

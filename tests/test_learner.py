@@ -14,12 +14,12 @@ from PIL import Image
 from safetensors import safe_open
 
 from dosapp.errors import BadInput
+from dosapp.experiments.plan import open_stream
+from dosapp.experiments.run import run
 from dosapp.history.history import UPGRADES
 from dosapp.history.record import State, checksum
 from dosapp.learner.learner import Learner
 from dosapp.learner.replay import Memory
-from dosapp.plan import open_stream
-from dosapp.run import run
 from dosapp.runtime.files import Damaged, locked, read_json, write_json
 from dosapp.scenario import Session
 

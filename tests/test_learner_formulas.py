@@ -12,6 +12,7 @@ from dosapp.backbones.base import Insert
 from dosapp.backbones.tower import Tokens, block
 from dosapp.backbones.wrappers import within
 from dosapp.errors import BadInput
+from dosapp.experiments.plan import open_stream, plan
 from dosapp.functional.losses import class_loss, cross_entropy_to
 from dosapp.learner.learner import Learner
 from dosapp.methods.base import Batch
@@ -19,7 +20,6 @@ from dosapp.methods.class_gaussians import RIDGE, Gaussians
 from dosapp.methods.prompting import Pool, Prefixes
 from dosapp.methods.sparcl import grown
 from dosapp.methods.spu import SPU, ReleasedSPU
-from dosapp.plan import open_stream, plan
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import torch
 
 import checks
 from dosapp.errors import BadInput
+from dosapp.experiments.plan import open_stream
 from dosapp.functional.masks import top_fraction
 from dosapp.learner.learner import Learner
 from dosapp.methods.base import Method
@@ -19,7 +20,6 @@ from dosapp.methods.flyp import FLYP
 from dosapp.methods.registry import METHODS, build
 from dosapp.methods.self_training import SelfTraining
 from dosapp.methods.spu import SPU
-from dosapp.plan import open_stream
 
 NAMED = [("spu", "self-training"), ("spu", "rmt"), ("sparcl", "rmt"), ("flyp", "dosapp")]
 ALONE = [(name, None) for name, kind in METHODS.items() if kind.phase != "unlabelled"]
@@ -320,7 +320,7 @@ class TestTogether:
                 assert not torch.equal(teacher["visual_projection.weight"], moving)
 
     def test_zero_shot_is_the_untouched_model_whatever_a_method_adds(self, small, tmp_path) -> None:
-        from dosapp.run import run
+        from dosapp.experiments.run import run
 
         plain, prompted = (
             run(small(method=name), tmp_path / name) for name in ("zero-shot", "dualprompt")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dosapp.metrics import (
+from dosapp.experiments.metrics import (
     DEFINITIONS,
     OF_R,
     accuracy,

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from conftest import in_a_browser
+from dosapp.experiments.store import results
 from dosapp.report import write_report
 from dosapp.report.tables import WITH_COSTS, comma_separated, latex, rows
-from dosapp.store import results
 
 ROOT = Path(__file__).parents[1]
 

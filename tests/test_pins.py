@@ -11,8 +11,8 @@ import torch
 
 import pinned
 from conftest import shared_only
-from dosapp.plan import open_stream, plan
-from dosapp.run import machine
+from dosapp.experiments.plan import open_stream, plan
+from dosapp.experiments.run import machine
 from dosapp.settings import RunSettings
 
 PINS = json.loads(pinned.FILE.read_text())

@@ -6,12 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dosapp.functional.ema import momentum, smooth
-from dosapp.functional.masks import share, top_fraction
-from dosapp.functional.named_tensors import differs
-from dosapp.functional.pseudo_labels import max_logit_labels
-from dosapp.history.delta import applied, changes
-from dosapp.metrics import (
+from dosapp.experiments.metrics import (
     OF_R,
     backward_transfer,
     forgetting,
@@ -19,6 +14,11 @@ from dosapp.metrics import (
     forgetting_pycil,
     forgetting_spu,
 )
+from dosapp.functional.ema import momentum, smooth
+from dosapp.functional.masks import share, top_fraction
+from dosapp.functional.named_tensors import differs
+from dosapp.functional.pseudo_labels import max_logit_labels
+from dosapp.history.delta import applied, changes
 
 unit = st.floats(0, 1, width=32)
 matrices = st.integers(2, 6).flatmap(

@@ -17,9 +17,12 @@ from PIL import Image
 import checks
 from conftest import shared_only
 from dosapp import Client, methods
-from dosapp.grid import rows_of, runs_in
-from dosapp.ledger import opened
-from dosapp.metrics import DEFINITIONS, OF_R, previous_tasks
+from dosapp.experiments.grid import rows_of, runs_in
+from dosapp.experiments.metrics import DEFINITIONS, OF_R, previous_tasks
+from dosapp.experiments.result import Result
+from dosapp.experiments.store import results
+from dosapp.paper.ledger import opened
+from dosapp.paper.reproduce import Scale, tables
 from dosapp.report import speed
 from dosapp.report.tables import (
     COLUMNS,
@@ -30,10 +33,7 @@ from dosapp.report.tables import (
     paired,
     rows,
 )
-from dosapp.reproduce import Scale, tables
-from dosapp.result import Result
 from dosapp.settings import TUNED
-from dosapp.store import results
 from test_cli import FLAGS, dosapp
 
 ROOT = Path(__file__).parents[1]

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from dosapp.errors import BadInput
+from dosapp.experiments.result import Result, same_stream
 from dosapp.report import intro, provenance
 from dosapp.report.sweeps import sweeps
 from dosapp.report.tables import footnote, latex, markdown, on_the_stream, paired, rows, tex
-from dosapp.result import Result, same_stream
 
 
 def made(label: str, seed: int, acc: float, forgot: float | None, **settings: object) -> Result:

@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from dosapp.cluster import wants_gpu
 from dosapp.data.paper_sets.datasets import Known
 from dosapp.errors import BadInput
-from dosapp.grid import grid
-from dosapp.ledger import lost, opened
-from dosapp.ledger.book import Ledger
-from dosapp.ledger.cells import Cell, value_of
-from dosapp.ledger.verdicts import judged
-from dosapp.plan import plan
-from dosapp.reproduce import Row, Scale, command, runs, table, tables, timed
-from dosapp.result import same_stream
+from dosapp.experiments.costs import estimate
+from dosapp.experiments.grid import grid
+from dosapp.experiments.plan import plan
+from dosapp.experiments.ray_cluster import wants_gpu
+from dosapp.experiments.result import same_stream
+from dosapp.paper.ledger import lost, opened
+from dosapp.paper.ledger.cells import Cell, value_of
+from dosapp.paper.ledger.table import Ledger
+from dosapp.paper.ledger.verdicts import judged
+from dosapp.paper.reproduce import Row, Scale, command, runs, table, tables, timed
 from dosapp.settings import RunSettings
-from dosapp.timing import estimate
 from test_cli import dosapp
 from test_report import made
 

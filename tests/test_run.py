@@ -12,12 +12,12 @@ import pytest
 
 from dosapp.backbones.clip import TINY
 from dosapp.errors import BadInput
+from dosapp.experiments.plan import plan
+from dosapp.experiments.result import Result
+from dosapp.experiments.run import EVERY, Watch, run
+from dosapp.experiments.store import Store, results
 from dosapp.learner.learner import Learner
-from dosapp.plan import plan
-from dosapp.result import Result
-from dosapp.run import EVERY, Watch, run
 from dosapp.runtime.files import locked
-from dosapp.store import Store, results
 from killed import LONG
 
 KILLED = Path(__file__).parent / "killed.py"

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from dosapp.backbones.base import Backbone
+from dosapp.experiments.grid import rows_of
+from dosapp.experiments.plan import open_stream
+from dosapp.experiments.result import Result
+from dosapp.experiments.run import run
+from dosapp.experiments.store import results
 from dosapp.functional.losses import distillation, drift, relation
-from dosapp.grid import rows_of
 from dosapp.learner.learner import Learner
 from dosapp.methods.mas import MAS
-from dosapp.plan import open_stream
-from dosapp.result import Result
-from dosapp.run import run
 from dosapp.settings import RunSettings
-from dosapp.store import results
 
 pytestmark = pytest.mark.slow
 

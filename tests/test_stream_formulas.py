@@ -11,6 +11,7 @@ from torch.nn.functional import normalize
 
 from dosapp.backbones.wrappers import Ensemble, within
 from dosapp.errors import BadInput
+from dosapp.experiments.plan import open_stream
 from dosapp.functional.augmentation import augmented
 from dosapp.functional.losses import complementary, contrast, symmetric_cross_entropy
 from dosapp.learner.learner import Learner
@@ -19,7 +20,6 @@ from dosapp.methods.ecotta import Meta
 from dosapp.methods.psmt import least
 from dosapp.methods.reservoir import Reservoir
 from dosapp.methods.rmt import Projector
-from dosapp.plan import open_stream
 from dosapp.scenario import Session
 
 

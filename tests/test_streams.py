@@ -10,7 +10,7 @@ from dosapp.data.base import Dataset, Part
 from dosapp.data.images import InMemory, Unlabelled
 from dosapp.data.registry import DOMAINS
 from dosapp.errors import BadInput
-from dosapp.plan import first_classes, open_stream
+from dosapp.experiments.plan import first_classes, open_stream
 from dosapp.scenario import Session, concat, split
 
 SHAPES = first_classes(DOMAINS["shapes"].dataset(32, train=6, test=12), 12)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dosapp.run import run
-from dosapp.track import TRACKERS, Tracked
+from dosapp.experiments.run import run
+from dosapp.experiments.tracking import TRACKERS, Tracked
 from test_cli import FLAGS, dosapp
 
 ROOT = Path(__file__).parents[1]
@@ -38,7 +38,7 @@ def test_a_tracker_is_two_functions(small, tmp_path, monkeypatch) -> None:
         def close(self) -> None:
             seen.append("closed")
 
-    monkeypatch.setattr("dosapp.track.TRACKERS", {**TRACKERS, "ours": Ours})
+    monkeypatch.setattr("dosapp.experiments.tracking.TRACKERS", {**TRACKERS, "ours": Ours})
     settings = small(method="spu")
     watch = Tracked(tmp_path / "x", settings, ["ours"])
     run(settings, tmp_path / "x", watch=watch)

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from dosapp.data.base import Dataset, Prompts
     from dosapp.data.registry import load_dataset
     from dosapp.errors import BadInput
+    from dosapp.experiments.result import Result
     from dosapp.learner.learner import Learner, Prediction
     from dosapp.methods.base import Method
     from dosapp.methods.registry import METHODS
-    from dosapp.result import Result
     from dosapp.scenario import Session, Stream, concat, split
     from dosapp.service.client import Client
     from dosapp.settings import LearnerSettings, RunSettings
@@ -26,7 +26,7 @@ _HOMES = {
     "dosapp.learner.learner": ("Learner", "Prediction"),
     "dosapp.methods.registry": ("METHODS",),
     "dosapp.methods.base": ("Method",),
-    "dosapp.result": ("Result",),
+    "dosapp.experiments.result": ("Result",),
     "dosapp.service.client": ("Client",),
     "dosapp.settings": ("LearnerSettings", "RunSettings"),
     "dosapp.scenario": ("Session", "Stream", "concat", "split"),

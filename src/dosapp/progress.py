@@ -8,9 +8,9 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dosapp.grid import Outcome
-from dosapp.plan import label
-from dosapp.run import Watch
+from dosapp.experiments.grid import Outcome
+from dosapp.experiments.plan import label
+from dosapp.experiments.run import Watch
 from dosapp.settings import RunSettings
 
 AHEAD = 2  # rows of a grid that are shown before any of their runs is done

@@ -15,8 +15,8 @@ from dosapp.flags import with_settings
 from dosapp.settings import RunSettings, parsed, read_yaml
 
 if TYPE_CHECKING:
-    from dosapp.run import Watch
-    from dosapp.timing import Estimate
+    from dosapp.experiments.costs import Estimate
+    from dosapp.experiments.run import Watch
 
 Engine = Annotated[
     Literal["processes", "ray"],
@@ -33,7 +33,7 @@ def demo(
     """Six methods on five small tasks, side by side, with pictures. About three minutes."""
     from contextlib import ExitStack
 
-    from dosapp.demo import demo as play
+    from dosapp.experiments.demo import demo as play
     from dosapp.progress import progress
 
     with ExitStack() as stack:
@@ -68,12 +68,12 @@ def run(
 
     In several processes: torchrun --nproc-per-node 2 -m dosapp run …
     """
-    from dosapp.plan import plan, settings_from
+    from dosapp.experiments.plan import plan, settings_from
+    from dosapp.experiments.run import run as compute
+    from dosapp.experiments.store import Store
+    from dosapp.experiments.tracking import Tracked
     from dosapp.progress import progress
-    from dosapp.run import run as compute
     from dosapp.runtime import distributed
-    from dosapp.store import Store
-    from dosapp.track import Tracked
 
     settings = settings_from(config, {**flags, "options": parsed(options or [])})
     with distributed.joined(settings.device):
@@ -109,11 +109,11 @@ def grid(
     as_json: Json = False,
 ) -> None:
     """Every run a file describes, each computed once, resumable."""
-    from dosapp.grid import grid as compute
-    from dosapp.grid import runs_in
-    from dosapp.plan import label, plan
+    from dosapp.experiments.grid import grid as compute
+    from dosapp.experiments.grid import runs_in
+    from dosapp.experiments.plan import label, plan
+    from dosapp.experiments.store import Store
     from dosapp.progress import many
-    from dosapp.store import Store
 
     planned = runs_in(file, seeds)
     if dry_run:
@@ -156,12 +156,12 @@ def reproduce(
     """Compute a table of the paper, and write its ledger."""
     from dataclasses import replace
 
-    from dosapp.grid import Outcome
-    from dosapp.grid import grid as compute
-    from dosapp.ledger import markdown, opened, write
+    from dosapp.experiments.costs import estimate
+    from dosapp.experiments.grid import Outcome
+    from dosapp.experiments.grid import grid as compute
+    from dosapp.paper.ledger import markdown, opened, write
+    from dosapp.paper.reproduce import Scale, command, runs, table, tables, timed
     from dosapp.progress import many
-    from dosapp.reproduce import Scale, command, runs, table, tables, timed
-    from dosapp.timing import estimate
 
     if listed or name is None:
         for known in tables().values():
@@ -229,10 +229,10 @@ def estimate(
     as_json: Json = False,
 ) -> None:
     """Time and memory that a run, or a grid, would take."""
-    from dosapp.grid import runs_in
-    from dosapp.plan import settings_from
-    from dosapp.timing import USED, gpus
-    from dosapp.timing import estimate as predict
+    from dosapp.experiments.costs import USED, gpus
+    from dosapp.experiments.costs import estimate as predict
+    from dosapp.experiments.grid import runs_in
+    from dosapp.experiments.plan import settings_from
 
     many = config is not None and bool({"runs", "seeds"} & set(read_yaml(config)))
     if many and (flags or options):
@@ -275,9 +275,9 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Choose learning rates on the first task's lessons alone."""
-    from dosapp.plan import settings_from
-    from dosapp.tune import RATES, Rates
-    from dosapp.tune import tune as choose
+    from dosapp.experiments.plan import settings_from
+    from dosapp.experiments.tune import RATES, Rates
+    from dosapp.experiments.tune import tune as choose
 
     try:
         wanted = [float(r) for r in rates.split(",")] if rates else RATES
@@ -322,10 +322,10 @@ def report(
 
     report.md, .csv, .tex, .html, and each figure as PNG, SVG and PDF.
     """
-    from dosapp.grid import rows_of
+    from dosapp.experiments.grid import rows_of
+    from dosapp.experiments.store import results
     from dosapp.report import write_report
     from dosapp.report.tables import COLUMNS, WITH_COSTS
-    from dosapp.store import results
 
     found = results(places)
     if grid_file is not None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from dosapp.result import Result
+    from dosapp.experiments.result import Result
 
 app = typer.Typer(
     help="Dual-phase continual learning for CLIP: learn with labels, keep with the stream.",
@@ -55,7 +55,7 @@ LearnerFolder = Annotated[Path, typer.Argument(help="a learner's folder")]
 def show(
     results: "list[Result]", as_json: bool, costs: bool = False, against: str | None = None
 ) -> None:
-    from dosapp.metrics import DEFINITIONS
+    from dosapp.experiments.metrics import DEFINITIONS
     from dosapp.report.tables import COLUMNS, WITH_COSTS, paired, rows
 
     if as_json:

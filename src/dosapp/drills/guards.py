@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from dosapp.backbones.clip import load
+from dosapp.experiments.plan import open_stream
 from dosapp.history.record import State
 from dosapp.learner.learner import Learner
-from dosapp.plan import open_stream
 from dosapp.runtime.rng import chance
 from dosapp.scenario import Stream
 from dosapp.service.guard import Canary

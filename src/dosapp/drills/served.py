@@ -15,8 +15,8 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from dosapp.experiments.plan import open_stream
 from dosapp.learner.learner import Learner
-from dosapp.plan import open_stream
 from dosapp.scenario import Stream
 from dosapp.service.client import Client
 from dosapp.settings import RunSettings

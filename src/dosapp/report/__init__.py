@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dosapp.errors import BadInput
+from dosapp.experiments.result import Result
 from dosapp.report.tables import (
     COLUMNS,
     Row,
@@ -17,7 +18,6 @@ from dosapp.report.tables import (
     paired,
     rows,
 )
-from dosapp.result import Result
 from dosapp.runtime.files import write_bytes
 
 CAPTIONS = {

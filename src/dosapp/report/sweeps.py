@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dosapp.errors import BadInput
+from dosapp.experiments.result import Result, settings_of
 from dosapp.methods.registry import build
 from dosapp.report.tables import Row
-from dosapp.result import Result, settings_of
 
 FEWEST = 3  # values that make a line
 

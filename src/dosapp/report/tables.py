@@ -10,10 +10,16 @@ from typing import get_args
 import numpy as np
 
 from dosapp.errors import BadInput, unknown
+from dosapp.experiments.plan import title
+from dosapp.experiments.result import (
+    Result,
+    same_definitions,
+    same_questions,
+    same_stream,
+    settings_of,
+)
 from dosapp.methods.base import Ability
 from dosapp.methods.registry import METHODS
-from dosapp.plan import title
-from dosapp.result import Result, same_definitions, same_questions, same_stream, settings_of
 
 COLUMNS = {
     "accuracy": "Acc ↑",

@@ -26,8 +26,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope
 from torch import Tensor
 
-from dosapp.cluster import joined
 from dosapp.errors import BadInput
+from dosapp.experiments.ray_cluster import joined
 from dosapp.learner.learner import Prediction
 from dosapp.runtime.files import locked
 from dosapp.service.app import build

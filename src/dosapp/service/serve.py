@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dosapp.errors import BadInput
+from dosapp.experiments.plan import open_stream
 from dosapp.learner.learner import Learner
-from dosapp.plan import open_stream
 from dosapp.service.guard import Canary
 from dosapp.service.service import opened
 from dosapp.service.settings import ServiceSettings, check_learner, is_loopback

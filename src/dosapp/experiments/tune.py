@@ -18,9 +18,9 @@ import yaml
 from dosapp.backbones.clip import load as load_backbone
 from dosapp.data.images import Labelled
 from dosapp.errors import BadInput
-from dosapp.exam import LOOK
+from dosapp.experiments.evaluator import LOOK
+from dosapp.experiments.plan import open_stream
 from dosapp.learner.learner import Learner
-from dosapp.plan import open_stream
 from dosapp.runtime.files import write_bytes
 from dosapp.runtime.rng import chance
 from dosapp.scenario import Session

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from dosapp.errors import BadInput
-from dosapp.ledger.book import Ledger, line
-from dosapp.ledger.cells import foreign
-from dosapp.ledger.verdicts import Verdict, judged
-from dosapp.reproduce import command, timed
-from dosapp.timing import in_turns
+from dosapp.experiments.costs import in_turns
+from dosapp.paper.ledger.cells import foreign
+from dosapp.paper.ledger.table import Ledger, line
+from dosapp.paper.ledger.verdicts import Verdict, judged
+from dosapp.paper.reproduce import command, timed
 
 NEAR = 0.1  # a ratio that is as near to the paper's is called reproduced
 

@@ -26,15 +26,15 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
 
-from dosapp.cluster import RETRIES, on_ray
 from dosapp.errors import BadInput
-from dosapp.plan import plan
-from dosapp.result import Result
-from dosapp.run import run
+from dosapp.experiments.plan import plan
+from dosapp.experiments.ray_cluster import RETRIES, on_ray
+from dosapp.experiments.result import Result
+from dosapp.experiments.run import run
+from dosapp.experiments.store import Store
+from dosapp.experiments.tracking import Tracked
 from dosapp.runtime.files import write_bytes
 from dosapp.settings import RunSettings, key_of, named_options, read_yaml
-from dosapp.store import Store
-from dosapp.track import Tracked
 
 Engine = Literal["processes", "ray"]
 

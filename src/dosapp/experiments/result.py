@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dosapp.errors import BadInput
-from dosapp.metrics import DEFINITIONS, OF_R, Matrix
+from dosapp.experiments.metrics import DEFINITIONS, OF_R, Matrix
 from dosapp.runtime.files import read_json, write_bytes, write_json
 from dosapp.settings import LearnerSettings, RunSettings
 

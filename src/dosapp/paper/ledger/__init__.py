@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from dosapp.errors import BadInput
-from dosapp.ledger.book import Ledger
-from dosapp.ledger.seconds import TimeLedger
-from dosapp.reproduce import Scale, table
-from dosapp.result import Result
+from dosapp.experiments.result import Result
+from dosapp.paper.ledger.table import Ledger
+from dosapp.paper.ledger.timing import TimeLedger
+from dosapp.paper.reproduce import Scale, table
 from dosapp.runtime.files import read_json, write_bytes, write_json
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import yaml
 
 from dosapp.errors import unknown
-from dosapp.grid import seed_list
+from dosapp.experiments.grid import seed_list
 from dosapp.settings import RunSettings, read_yaml
 
-PAPER = Path(__file__).parent / "paper"
+PAPER = Path(__file__).parent
 LOWER = ("forgetting", "seconds")  # metrics of which less is better
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from dosapp.data.paper_sets.datasets import Known
-from dosapp.ledger.verdicts import interval
-from dosapp.reproduce import Row, command
-from dosapp.result import Result
+from dosapp.experiments.result import Result
+from dosapp.paper.ledger.verdicts import interval
+from dosapp.paper.reproduce import Row, command
 from dosapp.settings import RunSettings
 
 BACKBONE = "ViT-B-16"  # the paper's

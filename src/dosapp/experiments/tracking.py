@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dosapp.errors import BadInput, unknown
-from dosapp.run import Watch
+from dosapp.experiments.run import Watch
 from dosapp.settings import RunSettings
 
 

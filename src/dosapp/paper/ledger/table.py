@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from dosapp.errors import BadInput
-from dosapp.grid import seed_list
-from dosapp.ledger.cells import Cell, value_of
-from dosapp.ledger.verdicts import Verdict, judged
-from dosapp.plan import plan
-from dosapp.reproduce import Row, Scale, table
-from dosapp.result import Result, same_stream
+from dosapp.experiments.grid import seed_list
+from dosapp.experiments.plan import plan
+from dosapp.experiments.result import Result, same_stream
+from dosapp.experiments.store import Store
+from dosapp.paper.ledger.cells import Cell, value_of
+from dosapp.paper.ledger.verdicts import Verdict, judged
+from dosapp.paper.reproduce import Row, Scale, table
 from dosapp.settings import RunSettings
-from dosapp.store import Store
 
 REPORT = "pip install 'dosapp[report]'"
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dosapp.experiments.result import Result
+from dosapp.experiments.run import Watch
+from dosapp.experiments.store import Store
 from dosapp.report import write_report
 from dosapp.report.tables import Row
-from dosapp.result import Result
-from dosapp.run import Watch
 from dosapp.settings import RunSettings
-from dosapp.store import Store
 
 STAGE = {"data": "shapes", "classes": 50, "tasks": 5}
 CAST: Sequence[dict[str, str]] = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dosapp.reproduce import LOWER
+from dosapp.paper.reproduce import LOWER
 
 # Student's t for a two-sided 95 % interval, by degrees of freedom; beyond them the normal's.
 T95 = (

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dosapp.errors import BadInput
+from dosapp.experiments.plan import Plan, plan
+from dosapp.experiments.result import Result
+from dosapp.experiments.run import Watch, run
 from dosapp.methods.registry import METHODS
-from dosapp.plan import Plan, plan
-from dosapp.result import Result
-from dosapp.run import Watch, run
 from dosapp.settings import RunSettings
 
 

@@ -22,9 +22,8 @@ import numpy as np
 import torch
 
 from dosapp.errors import BadInput
-from dosapp.exam import Exam
-from dosapp.learner.learner import Learner
-from dosapp.metrics import (
+from dosapp.experiments.evaluator import Exam
+from dosapp.experiments.metrics import (
     DEFINITIONS,
     OF_R,
     Matrix,
@@ -33,8 +32,9 @@ from dosapp.metrics import (
     previous_tasks,
     sample_weighted_accuracy,
 )
-from dosapp.plan import Plan, label, plan
-from dosapp.result import Result, cells
+from dosapp.experiments.plan import Plan, label, plan
+from dosapp.experiments.result import Result, cells
+from dosapp.learner.learner import Learner
 from dosapp.runtime import distributed
 from dosapp.runtime.files import Damaged, locked, made, read_json, write_json
 from dosapp.runtime.process_memory import forget_peak, peak

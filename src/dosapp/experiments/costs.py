@@ -20,9 +20,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dosapp.errors import unknown
+from dosapp.experiments.plan import Plan, plan
+from dosapp.experiments.run import machine, now
 from dosapp.learner.learner import Learner
-from dosapp.plan import Plan, plan
-from dosapp.run import machine, now
 from dosapp.runtime.files import read_json, write_json
 from dosapp.runtime.process_memory import forget_peak, peak
 from dosapp.scenario import Session
