@@ -81,7 +81,7 @@ def served(folder: Path, image: torch.Tensor) -> dict[str, object]:
     from PIL import Image
     from starlette.testclient import TestClient
 
-    from dosapp.service.app import build
+    from dosapp.service.http.app import build
     from dosapp.service.service import opened
     from dosapp.service.settings import ServiceSettings
 

@@ -52,7 +52,7 @@ def at_a_port(service: Service) -> Iterator[str]:
     """A service behind a real server in this process: its address."""
     import uvicorn
 
-    from dosapp.service.app import build
+    from dosapp.service.http.app import build
 
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))

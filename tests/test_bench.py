@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from dosapp.bench.growth import growth, line
+from dosapp.bench.equivalence import Differ, exact, near
+from dosapp.bench.implementations import Sides, storages
 from dosapp.bench.measure import KEYS, bench, race
 from dosapp.bench.model import middle, small
-from dosapp.bench.same import Differ, exact, near
-from dosapp.bench.sides import Sides, storages
+from dosapp.bench.scaling import growth, line
 from dosapp.report.speed import TARGETS, UNMEASURED, slopes, table
 from test_cli import dosapp
 

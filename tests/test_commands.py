@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dosapp.drills.served import lesson, pictures
+from dosapp.drills.service_process import lesson, pictures
 from dosapp.learner.learner import Learner
 from dosapp.service.service import opened
 from dosapp.service.settings import ServiceSettings

@@ -67,7 +67,7 @@ def test_what_a_kill_took_would_be_noticed() -> None:
 
 
 def test_a_mixture_would_be_noticed(tmp_path) -> None:
-    from dosapp.drills.served import pictures, small_learner
+    from dosapp.drills.service_process import pictures, small_learner
 
     images = pictures(small_learner(tmp_path / "learner"))[:4]
     seen = crash.Seen({(1, 0): {("nobody", 0.123)}}, {1})

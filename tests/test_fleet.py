@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dosapp.drills.served import lesson, pictures, served, small_learner
+from dosapp.drills.service_process import lesson, pictures, served, small_learner
 from dosapp.errors import BadInput
 from dosapp.learner.learner import Learner
 from serving import until

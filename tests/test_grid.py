@@ -17,12 +17,12 @@ import yaml
 from rich.console import Console
 
 from conftest import SMALL
+from dosapp.cli.progress import many
 from dosapp.data import base
 from dosapp.errors import BadInput
 from dosapp.experiments.grid import Outcome, grid, runs_in, seed_list
 from dosapp.experiments.plan import settings_from
 from dosapp.experiments.tune import Rates, Tried, chosen, lessons, tune
-from dosapp.progress import many
 from dosapp.settings import RunSettings
 from test_report import made
 

@@ -25,9 +25,9 @@ import torch
 from PIL import Image
 
 import dosapp.backbones.pretrained
-from dosapp.drills.served import lesson as served_lesson
-from dosapp.drills.served import pictures as served_pictures
-from dosapp.drills.served import png
+from dosapp.drills.service_process import lesson as served_lesson
+from dosapp.drills.service_process import pictures as served_pictures
+from dosapp.drills.service_process import png
 from dosapp.errors import BadInput
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import write_bytes
@@ -40,7 +40,7 @@ from dosapp.service.writer import ENDED
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
-from dosapp.service.app import build
+from dosapp.service.http.app import build
 from serving import hold_the_writer, taught, until
 
 QUICK = {"adapt_batch": 8, "interval": 2, "threads": 1, "batch_wait": 0.0}
@@ -1021,7 +1021,7 @@ class TestWhoMay:
             assert client.get("/classes", headers={"Origin": "http://127.0.0.1"}).status_code == 200
 
     def test_other_machines_need_a_token(self, folder) -> None:
-        from dosapp.service.serve import serve
+        from dosapp.service.server import serve
 
         with pytest.raises(BadInput, match=r"served on this machine only, not on 0\.0\.0\.0"):
             serve(folder, ServiceSettings(), host="0.0.0.0")

@@ -17,10 +17,10 @@ pytest.importorskip("playwright")
 from playwright.sync_api import JSHandle, Page, expect
 
 from conftest import in_a_browser
-from dosapp.drills.served import png
+from dosapp.drills.service_process import png
 from dosapp.learner.learner import Learner
-from dosapp.service.app import PAGE
-from dosapp.service.guard import Canary
+from dosapp.service.guards import Canary
+from dosapp.service.http.app import PAGE
 from dosapp.service.service import Service, opened
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dosapp.backbones.pretrained import Origin
-from dosapp.drills.served import lesson, pictures, served, small_learner
+from dosapp.drills.service_process import lesson, pictures, served, small_learner
 from dosapp.errors import BadInput
 from dosapp.functional.masks import top_fraction
 from dosapp.learner.learner import Learner

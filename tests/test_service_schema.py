@@ -16,8 +16,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def interface(tmp_path_factory):
-    from dosapp.drills.served import small_learner
-    from dosapp.service.app import build
+    from dosapp.drills.service_process import small_learner
+    from dosapp.service.http.app import build
     from dosapp.service.service import opened
     from dosapp.service.settings import ServiceSettings
     from dosapp.service.tokens import Tokens

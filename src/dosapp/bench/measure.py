@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from dosapp.bench.same import exact, near
-from dosapp.bench.sides import Sides
+from dosapp.bench.equivalence import exact, near
+from dosapp.bench.implementations import Sides
 
 BACKWARD = 1.33  # to inputs and candidates: as much as the forward, and its fc1 part once more
 FORWARDS = 2 + BACKWARD  # student forward and backward, teacher forward

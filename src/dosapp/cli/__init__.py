@@ -4,13 +4,13 @@ import os
 import sys
 import warnings
 
-from dosapp.cli.screen import app, err
+from dosapp.cli.console import app, err
 from dosapp.errors import BadInput
 from dosapp.runtime.process_memory import keep_memory
 
 # `dosapp --help` has this order
 # isort: off
-from dosapp.cli import experiments, catalogue, learners, serving, trials  # noqa: F401
+from dosapp.cli import experiments, catalogue, learners, serving, maintenance  # noqa: F401
 # isort: on
 
 

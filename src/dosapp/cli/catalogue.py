@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dosapp.cli.screen import Json, app, out
+from dosapp.cli.console import Json, app, out
 from dosapp.errors import unknown
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.status import Status
 
-from dosapp.cli.screen import Config, Json, SetOption, app, err, out, show
+from dosapp.cli.console import Config, Json, SetOption, app, err, out, show
+from dosapp.cli.flags import with_settings
 from dosapp.errors import BadInput
-from dosapp.flags import with_settings
 from dosapp.settings import RunSettings, parsed, read_yaml
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ def demo(
     """Six methods on five small tasks, side by side, with pictures. About three minutes."""
     from contextlib import ExitStack
 
+    from dosapp.cli.progress import progress
     from dosapp.experiments.demo import demo as play
-    from dosapp.progress import progress
 
     with ExitStack() as stack:
 
@@ -68,11 +68,11 @@ def run(
 
     In several processes: torchrun --nproc-per-node 2 -m dosapp run …
     """
+    from dosapp.cli.progress import progress
     from dosapp.experiments.plan import plan, settings_from
     from dosapp.experiments.run import run as compute
     from dosapp.experiments.store import Store
     from dosapp.experiments.tracking import Tracked
-    from dosapp.progress import progress
     from dosapp.runtime import distributed
 
     settings = settings_from(config, {**flags, "options": parsed(options or [])})
@@ -109,11 +109,11 @@ def grid(
     as_json: Json = False,
 ) -> None:
     """Every run a file describes, each computed once, resumable."""
+    from dosapp.cli.progress import many
     from dosapp.experiments.grid import grid as compute
     from dosapp.experiments.grid import runs_in
     from dosapp.experiments.plan import label, plan
     from dosapp.experiments.store import Store
-    from dosapp.progress import many
 
     planned = runs_in(file, seeds)
     if dry_run:
@@ -156,12 +156,12 @@ def reproduce(
     """Compute a table of the paper, and write its ledger."""
     from dataclasses import replace
 
+    from dosapp.cli.progress import many
     from dosapp.experiments.costs import estimate
     from dosapp.experiments.grid import Outcome
     from dosapp.experiments.grid import grid as compute
     from dosapp.paper.ledger import markdown, opened, write
     from dosapp.paper.reproduce import Scale, command, runs, table, tables, timed
-    from dosapp.progress import many
 
     if listed or name is None:
         for known in tables().values():

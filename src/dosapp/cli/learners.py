@@ -8,9 +8,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from dosapp.cli.screen import Json, LearnerFolder, SetOption, app, out
+from dosapp.cli.console import Json, LearnerFolder, SetOption, app, out
+from dosapp.cli.flags import with_settings
 from dosapp.errors import BadInput
-from dosapp.flags import with_settings
 from dosapp.settings import LearnerSettings, parsed
 
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from dosapp.cli.screen import Json, LearnerFolder, app, err, out
+from dosapp.cli.console import Json, LearnerFolder, app, err, out
+from dosapp.cli.flags import with_settings
 from dosapp.errors import BadInput
-from dosapp.flags import with_settings
 from dosapp.service.settings import ServiceSettings, check_learner
 
 
@@ -31,8 +31,8 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a learner over HTTP, with a page at /."""
-    from dosapp.service.serve import demo as prepared
-    from dosapp.service.serve import serve as run
+    from dosapp.service.server import demo as prepared
+    from dosapp.service.server import serve as run
 
     place = learner or folder or (Path("my-learner") if demo else None)
     if place is None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dosapp.drills.served import pictures, small_learner
+from dosapp.drills.service_process import pictures, small_learner
 from dosapp.learner.learner import Learner
 from dosapp.runtime.rng import chance
 from dosapp.service.service import opened
@@ -51,7 +51,7 @@ def drill(
 ) -> dict[str, Any]:
     from starlette.testclient import TestClient
 
-    from dosapp.service.app import build
+    from dosapp.service.http.app import build
 
     stream = small_learner(folder)
     good = pictures(stream)

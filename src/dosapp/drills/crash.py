@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dosapp.drills.served import Served, lesson, pictures, served, small_learner
+from dosapp.drills.service_process import Served, lesson, pictures, served, small_learner
 from dosapp.errors import BadInput
 from dosapp.history.history import Version
 from dosapp.learner.learner import Learner

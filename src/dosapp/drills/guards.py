@@ -22,7 +22,7 @@ from dosapp.history.record import State
 from dosapp.learner.learner import Learner
 from dosapp.runtime.rng import chance
 from dosapp.scenario import Stream
-from dosapp.service.guard import Canary
+from dosapp.service.guards import Canary
 from dosapp.service.reader import Published
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.writer import Seen, Writer

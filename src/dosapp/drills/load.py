@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dosapp.drills.served import Served, pictures, served, small_learner
+from dosapp.drills.service_process import Served, pictures, served, small_learner
 from dosapp.errors import BadInput
 from dosapp.runtime.process_memory import held
 from dosapp.runtime.rng import chance

@@ -30,8 +30,8 @@ from dosapp.errors import BadInput
 from dosapp.experiments.ray_cluster import joined
 from dosapp.learner.learner import Prediction
 from dosapp.runtime.files import locked
-from dosapp.service.app import build
-from dosapp.service.guard import Canary
+from dosapp.service.guards import Canary
+from dosapp.service.http.app import build
 from dosapp.service.reader import Answer
 from dosapp.service.service import Replica, Service, at_work, opened
 from dosapp.service.settings import ServiceSettings, check_learner

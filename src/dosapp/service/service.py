@@ -25,7 +25,7 @@ from dosapp.history.history import History
 from dosapp.learner.learner import Learner, last_whole
 from dosapp.runtime.files import locked
 from dosapp.service.audit import Audit
-from dosapp.service.guard import Canary
+from dosapp.service.guards import Canary
 from dosapp.service.reader import Answer, Busy, Published, Reader
 from dosapp.service.settings import ServiceSettings, check_learner
 from dosapp.service.tokens import Tokens

@@ -28,7 +28,7 @@ from dosapp.history.record import State
 from dosapp.learner.learner import Learner, Prediction
 from dosapp.runtime.files import read_json, write_json
 from dosapp.scenario import Session
-from dosapp.service.guard import Canary, Guard, Signals
+from dosapp.service.guards import Canary, Guard, Signals
 from dosapp.service.reader import Busy, Published, threads
 from dosapp.service.settings import ServiceSettings
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dosapp.bench.baseline import Plain
 from dosapp.bench.model import pictures, random_clip
-from dosapp.bench.plain import Plain
 from dosapp.data.base import Prompts
 from dosapp.functional.masks import Mask, Scores, top_fraction
 from dosapp.methods.dosapp import DoSAPP

@@ -9,7 +9,7 @@ from pathlib import Path
 from dosapp.errors import BadInput
 from dosapp.experiments.plan import open_stream
 from dosapp.learner.learner import Learner
-from dosapp.service.guard import Canary
+from dosapp.service.guards import Canary
 from dosapp.service.service import opened
 from dosapp.service.settings import ServiceSettings, check_learner, is_loopback
 from dosapp.service.tokens import Tokens
@@ -48,7 +48,7 @@ def serve(
             return
         import uvicorn
 
-        from dosapp.service.app import build
+        from dosapp.service.http.app import build
     except ImportError as error:
         extras = "serve,ray" if replicas else "serve"
         raise BadInput(

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from dosapp.bench.implementations import Sides
 from dosapp.bench.measure import Watch, race
-from dosapp.bench.sides import Sides
 
 CLASSES = (10, 30, 100, 300, 1000)
 BATCHES = (4, 8, 16, 32)

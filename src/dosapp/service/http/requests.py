@@ -12,7 +12,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from dosapp.errors import BadInput
-from dosapp.service.limits import Limits
+from dosapp.service.http.limits import Limits
 from dosapp.service.reader import Busy
 from dosapp.service.service import Service
 from dosapp.service.tokens import ANYBODY, Caller, Role

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
+from dosapp.bench.implementations import Sides
 from dosapp.bench.model import pictures, small
-from dosapp.bench.sides import Sides
 
 EXACT, NEAR = 1e-9, 1e-3  # in float64, of weights; in float32, of a gradient's length
 

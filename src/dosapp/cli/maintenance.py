@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from dosapp.cli.screen import Json, app, err, out
+from dosapp.cli.console import Json, app, err, out
 from dosapp.errors import BadInput, unknown
 
 
@@ -49,9 +49,9 @@ def bench(
 
     And to bare inference, on a CLIP with random weights.
     """
-    from dosapp.bench.growth import growth as grow
     from dosapp.bench.measure import bench as measure
     from dosapp.bench.model import MODELS
+    from dosapp.bench.scaling import growth as grow
     from dosapp.report.speed import details, slopes, table, write_speed
 
     if model not in MODELS:

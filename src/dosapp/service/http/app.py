@@ -14,12 +14,8 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from dosapp.errors import BadInput
-from dosapp.service.desk import Desk, content_type, sentence
-from dosapp.service.reader import Answer, Busy
-from dosapp.service.service import ReadOnly, Service
-from dosapp.service.tokens import Caller
-from dosapp.service.uploads import TooLarge
-from dosapp.service.words import (
+from dosapp.service.http.requests import Desk, content_type, sentence
+from dosapp.service.http.schemas import (
     Back,
     Correction,
     Encoded,
@@ -31,8 +27,12 @@ from dosapp.service.words import (
     Predictions,
     Rename,
 )
+from dosapp.service.reader import Answer, Busy
+from dosapp.service.service import ReadOnly, Service
+from dosapp.service.tokens import Caller
+from dosapp.service.uploads import TooLarge
 
-PAGE = Path(__file__).parent / "page.html"
+PAGE = Path(__file__).parent / "static" / "index.html"
 T = TypeVar("T")
 
 
