@@ -55,8 +55,8 @@ def live(settings: RunSettings) -> dict[str, torch.Tensor]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with distributed.joined():
+    with distributed.process_group():
         for name, life in LIVES.items():
             small = {**SMALL, "batch": 7, "stream_batch": 5, "lr": 1e-4, **life}
-            file = f"{name}-{distributed.rank()}-of-{distributed.count()}.safetensors"
+            file = f"{name}-{distributed.rank()}-of-{distributed.world_size()}.safetensors"
             save_file(live(RunSettings.checked(small)), Path(sys.argv[1]) / file)

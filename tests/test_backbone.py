@@ -11,8 +11,8 @@ from PIL import Image
 from conftest import SHARED, shared_only
 from dosapp.backbones.base import Insert
 from dosapp.backbones.clip import TINY, Clip, load, transformers
-from dosapp.errors import BadInput
-from dosapp.functional.masks import share
+from dosapp.errors import InputError
+from dosapp.functional.masks import top_count
 from dosapp.methods.prompting import Pool, Prefixes
 
 
@@ -109,7 +109,7 @@ def test_vit_b_16_has_24_candidates_and_4_089_432_selected_weights() -> None:
     assert set(net.first_mlp()) == set(candidates)
     assert len(net.first_mlp()) == 24
     assert sum(w.numel() for w in net.first_mlp().values()) == 40_894_464
-    assert sum(share(0.1, w.numel()) for w in net.first_mlp().values()) == 4_089_432
+    assert sum(top_count(0.1, w.numel()) for w in net.first_mlp().values()) == 4_089_432
 
 
 def test_names_never_seen_still_get_different_features(tiny) -> None:
@@ -144,13 +144,13 @@ def test_grey_and_transparent_pictures_become_rgb(tiny) -> None:
 
 @pytest.mark.parametrize("name", ["ViT-B/16", "ViT-L-14", "no-such-org/no-such-model"])
 def test_a_model_that_is_not_there_is_one_sentence(name: str) -> None:
-    with pytest.raises(BadInput, match="could not be loaded") as error:
+    with pytest.raises(InputError, match="could not be loaded") as error:
         load(name)
     assert "save_pretrained" in str(error.value)
 
 
 def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"no config\.json"):
+    with pytest.raises(InputError, match=r"no config\.json"):
         load(str(tmp_path))
 
 
@@ -159,7 +159,7 @@ def test_torn_weights_are_one_sentence(tmp_path: Path) -> None:
     shutil.copytree(TINY, folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(BadInput, match="could not be loaded"):
+    with pytest.raises(InputError, match="could not be loaded"):
         load(str(folder))
 
 
@@ -197,7 +197,7 @@ def test_every_kind_of_processor_file_is_read(tmp_path: Path, kind: str) -> None
 
 
 def test_a_misspelt_backbone_suggests_the_nearest() -> None:
-    with pytest.raises(BadInput, match="did you mean 'ViT-B-16'"):
+    with pytest.raises(InputError, match="did you mean 'ViT-B-16'"):
         load("ViT-B-17")
 
 

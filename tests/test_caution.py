@@ -9,8 +9,8 @@ from torch import tensor
 import checks
 from dosapp.experiments.plan import careful, label, open_stream, plan
 from dosapp.experiments.run import run
-from dosapp.functional.class_skew import skew
-from dosapp.functional.masks import readmitted
+from dosapp.functional.class_skew import class_skew
+from dosapp.functional.masks import reactivate_entries
 from dosapp.learner.learner import Learner
 from dosapp.learner.mitigations import Caution, View
 from dosapp.methods.base import Guess
@@ -39,15 +39,15 @@ def met(small, tiny):
 
 class TestSkew:
     def test_is_zero_for_equal_counts_and_one_for_one_class(self) -> None:
-        assert skew(tensor([5.0, 5.0, 5.0])) == pytest.approx(0, abs=1e-6)
-        assert skew(tensor([9.0, 0.0, 0.0])) == pytest.approx(1)
+        assert class_skew(tensor([5.0, 5.0, 5.0])) == pytest.approx(0, abs=1e-6)
+        assert class_skew(tensor([9.0, 0.0, 0.0])) == pytest.approx(1)
         half = 1 - math.log(2) / math.log(4)
-        assert skew(tensor([8.0, 8.0, 0.0, 0.0])) == pytest.approx(half)
+        assert class_skew(tensor([8.0, 8.0, 0.0, 0.0])) == pytest.approx(half)
 
     def test_does_not_take_few_answers_for_a_skew(self) -> None:
         counts = torch.zeros(100)
         counts[:4] = 1
-        assert skew(counts) == pytest.approx(0, abs=1e-6)
+        assert class_skew(counts) == pytest.approx(0, abs=1e-6)
 
     def test_moves_lambda_towards_delta(self, met) -> None:
         learner, pixels = met(skew_aware=True)
@@ -143,7 +143,7 @@ class TestReadmission:
     owner = {"w": tensor([3, 3, 3, 3, 1, 1, 1, 2, 2, 2, 0, 0]).short()}
 
     def admitted(self, turn: int, share: float = 0.5) -> list[int]:
-        found = readmitted(self.mask, self.scores, self.owner, share, turn)["w"]
+        found = reactivate_entries(self.mask, self.scores, self.owner, share, turn)["w"]
         return found.nonzero().squeeze(1).tolist()
 
     def test_each_past_session_gets_an_equal_part_by_its_scores(self) -> None:

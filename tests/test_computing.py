@@ -11,14 +11,14 @@ import torch
 
 from dosapp.bench.model import pictures, random_clip, small
 from dosapp.data.base import Prompts
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.plan import plan
 from dosapp.learner.learner import Learner
 from dosapp.methods.dosapp import DoSAPP
 from dosapp.runtime import devices
-from dosapp.runtime.process_memory import peak
+from dosapp.runtime.process_memory import peak_memory
 from dosapp.settings import LearnerSettings
-from dosapp.student.student import Diverged, Selection, Student
+from dosapp.student.student import DivergedError, Selection, Student
 from elsewhere import DEVICE, Elsewhere
 from ranked import LIVES
 from test_cli import dosapp
@@ -133,7 +133,7 @@ def test_a_scale_that_has_grown_does_not_spoil_the_scores() -> None:
     weights, pixels = made.net.first_mlp(), pictures(8, 32)
     scores = made.scores(weights, [made.clip_loss(pixels, torch.arange(8) % 7)])
     assert all(found.isfinite().all() and found.any() for found in scores.values())
-    with pytest.raises(Diverged, match="a gradient is not finite"):
+    with pytest.raises(DivergedError, match="a gradient is not finite"):
         made.scores(weights, [made.clip_loss(pixels, torch.arange(8) % 7) * 1e38])
 
 
@@ -148,9 +148,9 @@ def test_only_precision_makes_another_result(small) -> None:
 def test_a_device_that_is_not_there_is_one_sentence(tmp_path) -> None:
     said = dosapp("run", "--device", "cuda", cwd=tmp_path, code=2)
     assert "device 'cuda' is not available here; use auto or cpu" in said.stderr
-    with pytest.raises(BadInput, match="device 'gpu' is unknown"):
-        devices.device("gpu")
-    assert devices.device("auto").type in ("cpu", "mps")
+    with pytest.raises(InputError, match="device 'gpu' is unknown"):
+        devices.resolve_device("gpu")
+    assert devices.resolve_device("auto").type in ("cpu", "mps")
 
 
 def lived(settings, device: str) -> Learner:
@@ -257,10 +257,10 @@ def test_freed_memory_stays_with_the_process() -> None:
     """Otherwise the kernel fills every large block with zeros, again in every step."""
     program = """
 import resource, sys, threading
-from dosapp.runtime.process_memory import keep_memory
+from dosapp.runtime.process_memory import retain_freed_memory
 
 if sys.argv[1] == "keep":
-    keep_memory()
+    retain_freed_memory()
 
 import torch
 
@@ -292,18 +292,18 @@ thread.join()
 
 
 def test_a_runs_peak_is_not_what_an_earlier_one_in_its_process_needed() -> None:
-    if not sys.platform.startswith("linux") or peak() is None:
+    if not sys.platform.startswith("linux") or peak_memory() is None:
         pytest.skip("nobody says how much memory is held here")
     program = """
-from dosapp.runtime.process_memory import forget_peak, keep_memory, peak
+from dosapp.runtime.process_memory import reset_peak_memory, retain_freed_memory, peak_memory
 
-keep_memory()
+retain_freed_memory()
 import torch
 
 torch.ones(100_000_000)
-print(peak())
-forget_peak()
-print(peak())
+print(peak_memory())
+reset_peak_memory()
+print(peak_memory())
 """
     command = [sys.executable, "-c", program]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -12,7 +12,7 @@ from dosapp.data.base import check_class_names
 from dosapp.data.folder import own_data
 from dosapp.data.prefetch import ahead
 from dosapp.data.registry import DOMAINS, load_dataset
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.result import Result
 from test_cli import dosapp
 
@@ -99,11 +99,11 @@ def test_csv_with_absolute_paths(tmp_path: Path) -> None:
 
 class TestBadData:
     def test_nothing_there(self, tmp_path: Path) -> None:
-        with pytest.raises(BadInput, match="does not exist"):
+        with pytest.raises(InputError, match="does not exist"):
             own_data(tmp_path / "nowhere", prepare)
 
     def test_no_classes(self, tmp_path: Path) -> None:
-        with pytest.raises(BadInput, match="no class folders with images"):
+        with pytest.raises(InputError, match="no class folders with images"):
             own_data(tmp_path, prepare)
 
     def test_truncated_image(self, tmp_path: Path) -> None:
@@ -114,39 +114,39 @@ class TestBadData:
         part = next(
             p for p in (data.train, data.test) if broken in [q.path for q in p.source.places]
         )
-        with pytest.raises(BadInput, match=r"2\.png' cannot be read"):
+        with pytest.raises(InputError, match=r"2\.png' cannot be read"):
             [part.source.decode(row) for row in range(len(part.labels))]
 
     def test_a_class_in_only_one_split(self, tmp_path: Path) -> None:
         paint(tmp_path / "train", "cat", 2)
         paint(tmp_path / "train", "dog", 2)
         paint(tmp_path / "test", "cat", 2)
-        with pytest.raises(BadInput, match=r"'dog'.*only one of train and test"):
+        with pytest.raises(InputError, match=r"'dog'.*only one of train and test"):
             own_data(tmp_path, prepare)
 
     def test_csv_without_columns(self, tmp_path: Path) -> None:
         file = tmp_path / "list.csv"
         file.write_text("file,class\na.png,b\n")
-        with pytest.raises(BadInput, match="columns path and label"):
+        with pytest.raises(InputError, match="columns path and label"):
             own_data(file, prepare)
 
     def test_csv_with_a_missing_picture_or_label(self, tmp_path: Path) -> None:
         file = tmp_path / "list.csv"
         file.write_text("path,label\na.png\n")
-        with pytest.raises(BadInput, match="row without a path or a label"):
+        with pytest.raises(InputError, match="row without a path or a label"):
             own_data(file, prepare)
         file.write_text("path,label\na.png,a\nb.png,a\nc.png,a\n")
-        with pytest.raises(BadInput, match=r"\.png' cannot be read"):
+        with pytest.raises(InputError, match=r"\.png' cannot be read"):
             own_data(file, prepare).train.source.key(0)
 
     def test_class_names(self) -> None:
-        with pytest.raises(BadInput, match="'cat' twice"):
+        with pytest.raises(InputError, match="'cat' twice"):
             check_class_names(["cat", "dog", "cat"], "pets")
-        with pytest.raises(BadInput, match="empty class name"):
+        with pytest.raises(InputError, match="empty class name"):
             check_class_names(["cat", " "], "pets")
 
     def test_unknown_dataset_suggests_the_nearest(self, tiny) -> None:
-        with pytest.raises(BadInput, match="did you mean 'shapes'"):
+        with pytest.raises(InputError, match="did you mean 'shapes'"):
             load_dataset("shaps", tiny)
 
 

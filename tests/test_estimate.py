@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.costs import GPUS, Part, estimate, gpus, on, parts
 from dosapp.experiments.plan import plan
 from test_cli import FLAGS, dosapp
@@ -73,5 +73,5 @@ def test_the_command_says_what_it_assumes(tmp_path) -> None:
 
 
 def test_an_unknown_gpu_is_one_sentence(small) -> None:
-    with pytest.raises(BadInput, match="did you mean 'A10'"):
+    with pytest.raises(InputError, match="did you mean 'A10'"):
         estimate([small()], "A1O")

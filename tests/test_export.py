@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.plan import open_stream
 from dosapp.learner.export import export
 from dosapp.learner.learner import Learner
@@ -83,17 +83,17 @@ def test_onnx_gives_the_same_features_for_any_batch(taught, tmp_path) -> None:
 
 def test_what_cannot_be_exported_says_so(taught, small, tiny, tmp_path) -> None:
     learner, _, _ = taught
-    with pytest.raises(BadInput, match="unknown kind of export 'tflite'"):
+    with pytest.raises(InputError, match="unknown kind of export 'tflite'"):
         export(learner, tmp_path / "x", "tflite")
-    with pytest.raises(BadInput, match="knows no classes yet"):
+    with pytest.raises(InputError, match="knows no classes yet"):
         export(Learner(small().learner()), tmp_path / "x")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("dear")
-    with pytest.raises(BadInput, match="is not empty"):
+    with pytest.raises(InputError, match="is not empty"):
         export(learner, tmp_path / "full")
     other = tiny.twin(own=list(tiny.weights()))
     both = Learner(small(method="spu", adapt="rmt").learner(), other)
     both.learn(open_stream(small(), tiny).session(0))
-    with pytest.raises(BadInput, match="more than one plain CLIP"):
+    with pytest.raises(InputError, match="more than one plain CLIP"):
         export(both, tmp_path / "y")
     assert not (tmp_path / "y").exists()

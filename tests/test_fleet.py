@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dosapp.drills.service_process import lesson, pictures, served, small_learner
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.learner.learner import Learner
 from serving import until
 from test_cli import dosapp
@@ -55,7 +55,7 @@ def test_a_fleet_teaches_adapts_and_outlives_a_reader_and_the_writer(tmp_path) -
         assert job["state"] == "done", job
         until(lambda: _all_answer_from(job["version"], client, images[:1]))
         assert len(client.classes()) == 12
-        with pytest.raises(BadInput, match="has no version 99"):
+        with pytest.raises(InputError, match="has no version 99"):
             client.rollback(99)
 
         # Pictures that readers have answered are learned from by the writer.
@@ -73,7 +73,7 @@ def test_a_fleet_teaches_adapts_and_outlives_a_reader_and_the_writer(tmp_path) -
                 while not ended.is_set():
                     try:
                         answers.append(mine.predict(images[:4]))
-                    except BadInput as error:
+                    except InputError as error:
                         failures.append(str(error))
 
         asking = [threading.Thread(target=asks) for _ in range(3)]
@@ -112,7 +112,7 @@ def _frozen(client) -> bool:
     """What was ordered before the crash holds after it."""
     try:
         return bool(client.status()["frozen"])
-    except BadInput:
+    except InputError:
         return False
 
 

@@ -8,7 +8,7 @@ from torch import tensor
 
 import checks
 from dosapp.experiments.plan import open_stream
-from dosapp.functional.losses import distillation, entropy, relation
+from dosapp.functional.losses import distillation_loss, entropy, relation_distillation_loss
 from dosapp.learner.learner import Learner
 from dosapp.methods.distilled import PRD, LwF
 from dosapp.methods.eata import sure_and_new
@@ -26,17 +26,17 @@ class TestLwF:
     def test_is_kl_of_the_old_from_the_new_softened_and_summed(self) -> None:
         p, q = softmax([2 / 5, 0]), [0.5, 0.5]
         by_hand = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
-        assert distillation(self.new, self.old, 5.0).item() == pytest.approx(by_hand, rel=1e-4)
-        twice = distillation(self.new.repeat(2, 1), self.old.repeat(2, 1), 5.0)
+        assert distillation_loss(self.new, self.old, 5.0).item() == pytest.approx(by_hand, rel=1e-4)
+        twice = distillation_loss(self.new.repeat(2, 1), self.old.repeat(2, 1), 5.0)
         assert twice.item() == pytest.approx(2 * by_hand, rel=1e-4)
 
     def test_the_other_direction_is_another_number(self) -> None:
-        there = distillation(self.new, self.old, 1.0)
-        back = distillation(self.old, self.new, 1.0)
+        there = distillation_loss(self.new, self.old, 1.0)
+        back = distillation_loss(self.old, self.new, 1.0)
         assert there.item() != pytest.approx(back.item(), rel=1e-2)
 
     def test_nothing_changed_costs_nothing(self) -> None:
-        assert distillation(self.old, self.old, 5.0).item() == pytest.approx(0, abs=1e-6)
+        assert distillation_loss(self.old, self.old, 5.0).item() == pytest.approx(0, abs=1e-6)
 
 
 def test_prd_compares_the_softmax_over_images_of_each_caption() -> None:
@@ -45,7 +45,7 @@ def test_prd_compares_the_softmax_over_images_of_each_caption() -> None:
     for caption in range(2):
         q, p = softmax(old[:, caption].tolist()), softmax(new[:, caption].tolist())
         total -= sum(a * math.log(b) for a, b in zip(q, p, strict=True))
-    assert relation(new, old, 1.0).item() == pytest.approx(total / 2)
+    assert relation_distillation_loss(new, old, 1.0).item() == pytest.approx(total / 2)
 
 
 def test_entropy_by_hand() -> None:

@@ -19,12 +19,12 @@ from rich.console import Console
 from conftest import SMALL
 from dosapp.cli.progress import many
 from dosapp.data import base
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.grid import Outcome, grid, runs_in, seed_list
 from dosapp.experiments.plan import settings_from
 from dosapp.experiments.tune import Rates, Tried, chosen, lessons, tune
 from dosapp.settings import RunSettings
-from test_report import made
+from test_report import make_result
 
 
 def write(path: Path, **values: object) -> Path:
@@ -53,8 +53,8 @@ def test_the_live_table_tells_datasets_apart_and_names_failures(small) -> None:
     console = Console(file=screen, force_terminal=True, width=100, height=30)
     with many(planned, console) as watch:
         assert "DoSAPP, signs" in screen.getvalue()  # what is computed now, before it is done
-        watch(Outcome(planned[0], made("DoSAPP", 0, 61.5, 7.25)))
-        watch(Outcome(planned[1], made("DoSAPP", 0, 41.5, 9.25)))
+        watch(Outcome(planned[0], make_result("DoSAPP", 0, 61.5, 7.25)))
+        watch(Outcome(planned[1], make_result("DoSAPP", 0, 41.5, 9.25)))
         watch(Outcome(planned[2], None, "the disk is full"))
     said = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
     lines = [" ".join(line.split()) for line in said.splitlines()]
@@ -77,7 +77,7 @@ def test_two_ways_to_say_one_run_are_computed_once(tmp_path, small) -> None:
 def test_options_that_are_not_names_and_values_are_a_sentence(tmp_path) -> None:
     file = write(tmp_path / "g.yaml", options=["a"])
     for read in (runs_in, lambda path: settings_from(path, {})):
-        with pytest.raises(BadInput, match="write them as name: value"):
+        with pytest.raises(InputError, match="write them as name: value"):
             read(file)
 
 
@@ -86,16 +86,16 @@ def test_rates_are_not_added_to_a_file_of_something_else(tmp_path) -> None:
     file.write_text("# dosapp tune\nrates: {spu: 0.1}\nseen: {}\n")
     assert Rates.read(file) == Rates({"spu": 0.1}, {}, ["# dosapp tune"])
     file.write_text("method: spu\n")
-    with pytest.raises(BadInput, match="has 'method', so it is no file of rates"):
+    with pytest.raises(InputError, match="has 'method', so it is no file of rates"):
         Rates.read(file)
 
 
 def test_seeds() -> None:
     assert seed_list("0-4") == [0, 1, 2, 3, 4]
     assert seed_list("0,2,5") == [0, 2, 5]
-    with pytest.raises(BadInput, match="seeds are 'x'"):
+    with pytest.raises(InputError, match="seeds are 'x'"):
         seed_list("x")
-    with pytest.raises(BadInput, match="which is none"):
+    with pytest.raises(InputError, match="which is none"):
         seed_list("4-0")
 
 
@@ -199,7 +199,7 @@ def children(parent: int) -> list[int]:
 
 
 def test_unknown_keys_are_errors(tmp_path) -> None:
-    with pytest.raises(BadInput, match="did you mean 'epochs'"):
+    with pytest.raises(InputError, match="did you mean 'epochs'"):
         runs_in(write(tmp_path / "g.yaml", epoch=3))
 
 
@@ -279,12 +279,12 @@ class TestRay:
         self, tmp_path, small, monkeypatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "ray", None)
-        with pytest.raises(BadInput, match=r"pip install 'dosapp\[ray\]'"):
+        with pytest.raises(InputError, match=r"pip install 'dosapp\[ray\]'"):
             grid([small()], tmp_path, engine="ray")
         monkeypatch.undo()
         pytest.importorskip("ray")
         monkeypatch.setenv("RAY_ADDRESS", "auto")
-        with pytest.raises(BadInput, match="no Ray cluster can be used at 'auto'"):
+        with pytest.raises(InputError, match="no Ray cluster can be used at 'auto'"):
             grid([small()], tmp_path, engine="ray")
 
 

@@ -19,7 +19,7 @@ from dosapp.data.cache import Decoded
 from dosapp.data.folder import own_data
 from dosapp.data.paper_sets.datasets import Known, class_lists, file_list, known_data
 from dosapp.data.registry import KNOWN, load_dataset
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.scenario import split
 
 SIZES = {"aircraft": 100, "cars": 196, "cifar100": 100, "cub": 200, "gtsrb": 43}
@@ -191,19 +191,19 @@ class TestLayouts:
 
 class TestWhatIsWrong:
     def test_nothing_there(self, tmp_path, tiny) -> None:
-        with pytest.raises(BadInput, match="does not exist; --data-dir takes a copy of cub"):
+        with pytest.raises(InputError, match="does not exist; --data-dir takes a copy of cub"):
             load_dataset("cub", tiny, data_dir=tmp_path / "x")
 
     def test_a_class_it_does_not_have(self, tmp_path, tiny) -> None:
         folders(tmp_path, [*Known.named("cifar100").classes, "unicorn"])
-        with pytest.raises(BadInput, match="class 'unicorn', which cifar100 does not have"):
+        with pytest.raises(InputError, match="class 'unicorn', which cifar100 does not have"):
             load_dataset("cifar100", tiny, data_dir=tmp_path)
 
     def test_a_release_with_more_classes(self, tmp_path, tiny) -> None:
         rows = [bytes([0, n]) + bytes(3072) for n in range(101)]
         for name in ("train", "test"):
             (tmp_path / f"{name}.bin").write_bytes(b"".join(rows))
-        with pytest.raises(BadInput, match=r"train\.bin' has a label beyond the 100 classes"):
+        with pytest.raises(InputError, match=r"train\.bin' has a label beyond the 100 classes"):
             load_dataset("cifar100", tiny, data_dir=tmp_path)
 
     def test_lists_of_a_release_with_more_classes(self, tmp_path, tiny) -> None:
@@ -212,27 +212,27 @@ class TestWhatIsWrong:
         (tmp_path / "train_test_split.txt").write_text("1 1")
         for wrong in (0, 201):
             (tmp_path / "image_class_labels.txt").write_text(f"1 {wrong}")
-            with pytest.raises(BadInput, match=r"1\.png' has a label beyond the 200 classes"):
+            with pytest.raises(InputError, match=r"1\.png' has a label beyond the 200 classes"):
                 load_dataset("cub", tiny, data_dir=tmp_path)
         for part in ("trainval", "test"):
             (tmp_path / f"images_variant_{part}.txt").write_text("1 Boeing X")
-        with pytest.raises(BadInput, match="class 'Boeing X', which the release does not have"):
+        with pytest.raises(InputError, match="class 'Boeing X', which the release does not have"):
             load_dataset("aircraft", tiny, data_dir=tmp_path)
 
     def test_a_class_that_is_missing(self, tmp_path, tiny) -> None:
         folders(tmp_path, [name for name in Known.named("cifar100").classes if name != "bee"])
-        with pytest.raises(BadInput, match=r"no train pictures of 1 of cifar100's 100.*'bee'"):
+        with pytest.raises(InputError, match=r"no train pictures of 1 of cifar100's 100.*'bee'"):
             load_dataset("cifar100", tiny, data_dir=tmp_path)
 
     def test_a_number_too_large(self, tmp_path, tiny) -> None:
         folders(tmp_path, [f"{n:03}" for n in range(44)])
-        with pytest.raises(BadInput, match="class '043'; gtsrb has 43"):
+        with pytest.raises(InputError, match="class '043'; gtsrb has 43"):
             load_dataset("gtsrb", tiny, data_dir=tmp_path)
 
     def test_several_that_are_missing_are_named(self, tmp_path, tiny) -> None:
         folders(tmp_path, list(Known.named("cifar100").classes[5:]))
         says = r"5 of cifar100's 100 classes: 'apple', 'aquarium fish', 'baby' and 2 more$"
-        with pytest.raises(BadInput, match=says):
+        with pytest.raises(InputError, match=says):
             load_dataset("cifar100", tiny, data_dir=tmp_path)
 
     def test_numbered_folders_of_something_else(self, tmp_path, tiny, opened) -> None:
@@ -242,15 +242,15 @@ class TestWhatIsWrong:
         file.write_text(json.dumps(Known.named("cifar100").classes))
         opened("cifar100", tmp_path)
         says = "100 of its 100 classes differ, for example class 0 is 'apple' .* and '707-320' in"
-        with pytest.raises(BadInput, match=f"is not aircraft: {says} aircraft"):
+        with pytest.raises(InputError, match=f"is not aircraft: {says} aircraft"):
             load_dataset("aircraft", tiny, data_dir=tmp_path)
         names = Known.named("gtsrb").also
         file.write_text(json.dumps([*names, "Unicorns"]))
-        with pytest.raises(BadInput, match=r"class 43 is 'Unicorns' .* and not there in gtsrb"):
+        with pytest.raises(InputError, match=r"class 43 is 'Unicorns' .* and not there in gtsrb"):
             load_dataset("gtsrb", tiny, data_dir=tmp_path)
         for text, fault in (("[", "not JSON"), ('{"apple": 0}', "not a list of class names")):
             file.write_text(text)
-            with pytest.raises(BadInput, match=rf"classes\.json' is {fault}"):
+            with pytest.raises(InputError, match=rf"classes\.json' is {fault}"):
                 load_dataset("cifar100", tiny, data_dir=tmp_path)
 
     @shared_only
@@ -258,18 +258,18 @@ class TestWhatIsWrong:
         with tarfile.open(SHARED / "data" / "cifar100.tar") as archive:
             archive.extractall(tmp_path, filter="data")
         (tmp_path / "cifar100" / "classes.json").unlink()
-        with pytest.raises(BadInput, match=r"is cifar100 \(the small subset.*\), not aircraft"):
+        with pytest.raises(InputError, match=r"is cifar100 \(the small subset.*\), not aircraft"):
             load_dataset("aircraft", tiny, data_dir=tmp_path / "cifar100")
 
     def test_cifars_pickles_are_refused(self, tmp_path, tiny) -> None:
         for name in ("meta", "train", "test"):
             (tmp_path / name).write_bytes(b"\x80\x02")
-        with pytest.raises(BadInput, match="Python version, a pickle; use the binary version"):
+        with pytest.raises(InputError, match="Python version, a pickle; use the binary version"):
             load_dataset("cifar100", tiny, data_dir=tmp_path)
 
     def test_neither_a_copy_nor_the_hubs_library(self, tiny, monkeypatch) -> None:
         monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-        with pytest.raises(BadInput, match=r"give --data-dir; .* pip install 'dosapp\[hub\]'"):
+        with pytest.raises(InputError, match=r"give --data-dir; .* pip install 'dosapp\[hub\]'"):
             load_dataset("cub", tiny)
 
 
@@ -315,7 +315,7 @@ class TestDecodedOnce:
         for part in (data.train, data.test):
             try:
                 part.pictures.check()
-            except BadInput as error:
+            except InputError as error:
                 found.append(str(error))
                 assert not (part.pictures.folder / f"{part.pictures.name}.npy").exists()
         assert len(found) == 1
@@ -352,7 +352,7 @@ class TestDecodedOnce:
 
         part = load_dataset(str(self.folder(tmp_path)), tiny).train
         monkeypatch.setattr("numpy.lib.format.write_array_header_1_0", full)
-        with pytest.raises(BadInput, match="is full; free some space"):
+        with pytest.raises(InputError, match="is full; free some space"):
             part.pictures.check()
         assert not list(part.pictures.folder.glob("tmp*"))
 
@@ -418,14 +418,14 @@ class TestOddPlaces:
         file.write_bytes(b"\xef\xbb\xbfpath,label\n0.png,a\n1.png,a\n2.png,a\n")
         assert load_dataset(str(file), tiny).classes == ("a",)
         file.write_text("path,label,split\n0.png,a,train\n1.png,a,test\n2.png,a\n")
-        with pytest.raises(BadInput, match="has the split ''; use train or test"):
+        with pytest.raises(InputError, match="has the split ''; use train or test"):
             load_dataset(str(file), tiny)
 
     def test_a_release_with_a_missing_picture_is_a_sentence(self, tmp_path, tiny) -> None:
         (tmp_path / "data").mkdir()
         for part in ("trainval", "test"):
             (tmp_path / "data" / f"images_variant_{part}.txt").write_text("0034309 707-320")
-        with pytest.raises(BadInput, match="looks like the release of aircraft, but something"):
+        with pytest.raises(InputError, match="looks like the release of aircraft, but something"):
             load_dataset("aircraft", tiny, data_dir=tmp_path)
 
 
@@ -462,7 +462,7 @@ class TestShards:
         with tarfile.open(tmp_path / "a.tar", "w") as archive:
             for file in sorted((tmp_path / "x").iterdir()):
                 archive.add(file, file.name)
-        with pytest.raises(BadInput, match=r"picture '1\.png' without a \.cls"):
+        with pytest.raises(InputError, match=r"picture '1\.png' without a \.cls"):
             load_dataset(str(tmp_path / "a.tar"), tiny)
 
 
@@ -611,7 +611,7 @@ class TestTables:
             raise OSError("offline")
 
         monkeypatch.setattr(datasets, "load_dataset", refused)
-        with pytest.raises(BadInput, match="the hub did not give it"):
+        with pytest.raises(InputError, match="the hub did not give it"):
             load_dataset(name, tiny)
         scripts = {"HuggingFaceM4/FGVC-Aircraft", "alkzar90/CC6204-Hackaton-Cub-Dataset"}
         [(where, _, revision)] = asked
@@ -621,13 +621,13 @@ class TestTables:
         import datasets
 
         with pytest.raises(
-            BadInput, match="nobody/nothing' is not here, and the hub did not give it"
+            InputError, match="nobody/nothing' is not here, and the hub did not give it"
         ):
             load_dataset("nobody/nothing", tiny)
         table = datasets.Dataset.from_dict({"text": ["a"], "label": [0]})
         (tmp_path / "words").mkdir()
         table.to_parquet(tmp_path / "words" / "train.parquet")
-        with pytest.raises(BadInput, match="columns text, label, but none with pictures"):
+        with pytest.raises(InputError, match="columns text, label, but none with pictures"):
             load_dataset(str(tmp_path / "words"), tiny)
 
     def test_a_table_that_was_moved_is_the_same_table(self, parquet, tmp_path, tiny) -> None:
@@ -646,7 +646,7 @@ class TestTables:
         table = datasets.Dataset.from_parquet(str(place / "train-00000-of-00001.parquet"))
         unsaid = table.remove_columns("label").add_column("label", [-1] * 4)
         unsaid.to_parquet(place / "test-00000-of-00001.parquet")
-        with pytest.raises(BadInput, match="label -1 in row 0, which is no class"):
+        with pytest.raises(InputError, match="label -1 in row 0, which is no class"):
             load_dataset(str(place), tiny)
 
     def test_a_table_beside_pictures_is_not_the_data(self, parquet, tiny) -> None:
@@ -670,7 +670,7 @@ class TestTables:
         for part in ("train", "test"):
             table.to_parquet(tmp_path / "broken" / f"{part}.parquet")
         data = load_dataset(str(tmp_path / "broken"), tiny)
-        with pytest.raises(BadInput, match=r"row 1 of train' cannot be read"):
+        with pytest.raises(InputError, match=r"row 1 of train' cannot be read"):
             data.train.pictures.check()
         with pytest.warns(UserWarning, match=r"2 picture\(s\) are left out"):
             data = load_dataset(str(tmp_path / "broken"), tiny, skip_bad=True)

@@ -13,14 +13,14 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.plan import open_stream
 from dosapp.experiments.run import run
 from dosapp.history.history import UPGRADES
 from dosapp.history.record import State, checksum
 from dosapp.learner.learner import Learner
 from dosapp.learner.replay import Memory
-from dosapp.runtime.files import Damaged, locked, read_json, write_json
+from dosapp.runtime.files import CorruptRecordError, lock_folder, read_json, write_json
 from dosapp.scenario import Session
 
 
@@ -72,17 +72,17 @@ def test_takes_pictures_tensors_and_nothing(taught) -> None:
     assert len(learner.predict(pictures)) == 2
     assert len(learner.predict(torch.zeros(3, 3, 32, 32, dtype=torch.uint8))) == 3
     assert learner.predict([]) == []
-    with pytest.raises(BadInput, match=r"shape \[3, 3, 8, 8\]; give \[B, 3, 32, 32\]"):
+    with pytest.raises(InputError, match=r"shape \[3, 3, 8, 8\]; give \[B, 3, 32, 32\]"):
         learner.predict(torch.zeros(3, 3, 8, 8))
 
 
 def test_what_is_not_pictures_is_a_sentence(taught) -> None:
     learner, _ = taught
     for wrong in (None, "x", torch.zeros(1, 3, 32, 32).numpy(), [torch.zeros(3, 32, 32)]):
-        with pytest.raises(BadInput, match=r"give (a list of )?Pillow images"):
+        with pytest.raises(InputError, match=r"give (a list of )?Pillow images"):
             learner.predict(wrong)
     for wrong in (200.0, -1.0, float("nan")):
-        with pytest.raises(BadInput, match="outside 0 to 1"):
+        with pytest.raises(InputError, match="outside 0 to 1"):
             learner.adapt(torch.full((2, 3, 32, 32), wrong))
 
 
@@ -94,13 +94,13 @@ def test_learns_from_pictures_by_class_name(pupil, tiny) -> None:
 
 
 def test_a_stranger_learner_says_so(pupil, tiny) -> None:
-    with pytest.raises(BadInput, match="knows no classes yet"):
+    with pytest.raises(InputError, match="knows no classes yet"):
         Learner(pupil(), tiny).predict(torch.zeros(1, 3, 32, 32))
 
 
 def test_lessons_of_another_size_are_refused_before_anything_is_met(pupil, tiny) -> None:
     learner = Learner(pupil(), tiny)
-    with pytest.raises(BadInput, match=r"shape \[3, 8, 8\]; give \[3, 32, 32\]"):
+    with pytest.raises(InputError, match=r"shape \[3, 8, 8\]; give \[3, 32, 32\]"):
         learner.learn(Session.of({"cat": torch.zeros(9, 3, 8, 8, dtype=torch.uint8)}))
     assert learner.classes == []
 
@@ -250,26 +250,26 @@ class TestFolders:
         other = tiny.twin(own=list(tiny.weights()))
         with torch.no_grad():
             other.weights()["logit_scale"].add_(0.5)
-        with pytest.raises(BadInput, match="backbone of fingerprint"):
+        with pytest.raises(InputError, match="backbone of fingerprint"):
             Learner.load(tmp_path / "x", other)
 
     def test_another_learners_folder_is_left_alone(self, taught, pupil, tmp_path, tiny) -> None:
         taught[0].save(tmp_path / "x")
         other = Learner(pupil(method="flyp"), tiny.twin(own=list(tiny.weights())))
-        with pytest.raises(BadInput, match="other settings; save elsewhere"):
+        with pytest.raises(InputError, match="other settings; save elsewhere"):
             other.save(tmp_path / "x")
 
     def test_a_strangers_folder_is_left_alone(self, taught, tmp_path) -> None:
         (tmp_path / "letter.txt").write_text("dear")
-        with pytest.raises(BadInput, match="is not empty and holds no learner"):
+        with pytest.raises(InputError, match="is not empty and holds no learner"):
             taught[0].save(tmp_path)
         assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
 
     def test_a_folder_somebody_else_writes_is_left_alone(self, taught, tmp_path) -> None:
         taught[0].save(tmp_path / "x")
-        with locked(tmp_path / "x"):
+        with lock_folder(tmp_path / "x"):
             for attempt in (taught[0].save, partial(Learner.rollback, number=1)):
-                with pytest.raises(BadInput, match="is being written by another process"):
+                with pytest.raises(InputError, match="is being written by another process"):
                     attempt(tmp_path / "x")
         assert len(Learner.history_of(tmp_path / "x").versions()) == 1
 
@@ -285,7 +285,7 @@ class TestFolders:
         assert not list(folder.rglob(".*.safetensors.*"))
 
     def test_no_learner_there(self, tmp_path) -> None:
-        with pytest.raises(BadInput, match=r"no learner\.json"):
+        with pytest.raises(InputError, match=r"no learner\.json"):
             Learner.load(tmp_path)
 
     def test_versions_are_listed_without_the_backbone(self, taught, tmp_path, monkeypatch) -> None:
@@ -294,18 +294,18 @@ class TestFolders:
         taught[0].save(folder, "taught")
 
         def offline(name: str) -> None:
-            raise BadInput(f"backbone '{name}' could not be loaded")
+            raise InputError(f"backbone '{name}' could not be loaded")
 
         monkeypatch.setattr("dosapp.backbones.pretrained.load_backbone", offline)
         history = Learner.history_of(folder)
         assert [v.reason for v in history.versions()] == ["taught"]
         assert (history.head, history.version(1).facts["sessions"]) == (1, 1)
-        with pytest.raises(BadInput, match="could not be loaded"):
+        with pytest.raises(InputError, match="could not be loaded"):
             history.at(1)
         write_json(folder / "learner.json", {**read_json(folder / "learner.json"), "format": 9})
-        with pytest.raises(BadInput, match="has format 9; this dosapp reads 1"):
+        with pytest.raises(InputError, match="has format 9; this dosapp reads 1"):
             Learner.history_of(folder)
-        with pytest.raises(BadInput, match=r"no learner\.json"):
+        with pytest.raises(InputError, match=r"no learner\.json"):
             Learner.history_of(tmp_path)
 
     def test_a_tampered_version_is_detected(self, taught, tmp_path) -> None:
@@ -315,7 +315,7 @@ class TestFolders:
         data = bytearray(file.read_bytes())
         data[-5] ^= 1
         file.write_bytes(data)
-        with pytest.raises(Damaged, match="checksum does not match"):
+        with pytest.raises(CorruptRecordError, match="checksum does not match"):
             Learner.load(tmp_path / "x")
 
     @pytest.mark.parametrize("file", ["versions/000002.safetensors", "working.safetensors"])
@@ -343,7 +343,7 @@ class TestFolders:
             return State(record.tensors, {**record.facts, "format": 2})
 
         monkeypatch.setattr("dosapp.history.FORMAT", 2)
-        with pytest.raises(BadInput, match="has format 1; this dosapp reads format 2"):
+        with pytest.raises(InputError, match="has format 1; this dosapp reads format 2"):
             Learner.load(tmp_path / "x")
         monkeypatch.setitem(UPGRADES, 1, upgrade)
         again = Learner.load(tmp_path / "x")
@@ -376,11 +376,11 @@ class TestClasses:
         assert learner.student.caption(learner.classes[1]) == "a photo of a chouette hulotte 🦉."
         learner.save(tmp_path / "x")
         assert Learner.load(tmp_path / "x").predict(pixels) == learner.predict(pixels)
-        with pytest.raises(BadInput, match=f"unknown class '{old}'"):
+        with pytest.raises(InputError, match=f"unknown class '{old}'"):
             learner.rename(old, "owl")
-        with pytest.raises(BadInput, match="is there already"):
+        with pytest.raises(InputError, match="is there already"):
             learner.rename(learner.classes[0], learner.classes[2])
-        with pytest.raises(BadInput, match="empty class name"):
+        with pytest.raises(InputError, match="empty class name"):
             learner.rename(learner.classes[0], " ")
 
     @pytest.mark.parametrize(
@@ -404,7 +404,7 @@ class TestClasses:
         learner.learn(stream.session(1))
         learner.adapt(pixels)
         assert learner.classes[:2] == kept
-        with pytest.raises(BadInput, match="unknown class"):
+        with pytest.raises(InputError, match="unknown class"):
             learner.remove(gone)
         for name in list(learner.classes):
             learner.remove(name)
@@ -471,11 +471,11 @@ class TestHistory:
 
     def test_the_checkpoint_of_a_run_is_left_alone(self, small, tmp_path) -> None:
         run(small(), tmp_path / "r")
-        with pytest.raises(BadInput, match="is the checkpoint of a run"):
+        with pytest.raises(InputError, match="is the checkpoint of a run"):
             Learner.rollback(tmp_path / "r" / "learner", 1)
 
     def test_a_version_that_is_not_there(self, kept) -> None:
-        with pytest.raises(BadInput, match="no version 9; it has 1 to 5"):
+        with pytest.raises(InputError, match="no version 9; it has 1 to 5"):
             Learner.rollback(kept[1], 9)
 
     def test_without_its_checkpoint_a_history_goes_on_from_the_last_version(self, kept) -> None:
@@ -497,7 +497,7 @@ class TestHistory:
 
     def test_a_place_that_cannot_be_written_is_a_sentence(self, taught, tmp_path) -> None:
         (tmp_path / "file").write_text("")
-        with pytest.raises(BadInput, match="cannot write"):
+        with pytest.raises(InputError, match="cannot write"):
             taught[0].save(tmp_path / "file" / "x")
 
     @pytest.mark.parametrize("file", ["versions/000005.safetensors", "working.safetensors"])
@@ -596,7 +596,7 @@ class TestHistory:
         facts = history._facts
         monkeypatch.setattr(history, "_check_known", lambda number: None)
         monkeypatch.setattr(history, "_facts", lambda path: (facts(path), path.unlink())[0])
-        with pytest.raises(BadInput, match="does not exist"):
+        with pytest.raises(InputError, match="does not exist"):
             history.version(1)
 
     def test_a_kill_while_dropping_leaves_what_is_needed(self, kept, monkeypatch) -> None:

@@ -11,9 +11,9 @@ import checks
 from dosapp.backbones.base import Insert
 from dosapp.backbones.tower import Tokens, block
 from dosapp.backbones.wrappers import within
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.plan import open_stream, plan
-from dosapp.functional.losses import class_loss, cross_entropy_to
+from dosapp.functional.losses import masked_cross_entropy, soft_cross_entropy
 from dosapp.learner.learner import Learner
 from dosapp.methods.base import Batch
 from dosapp.methods.class_gaussians import RIDGE, Gaussians
@@ -48,7 +48,7 @@ class TestZSCL:
         learner, _ = begun("zscl", 0.5, options=self.references | {"look": 6})
         method, student = learner.method, learner.student
         part, classes = method.found.train, method.found.classes
-        rows = torch.randperm(len(part.labels), generator=student.chance("references"))[:6]
+        rows = torch.randperm(len(part.labels), generator=student.rng("references"))[:6]
         pixels = part.pictures.read(rows.numpy()).float() / 255
         words = [method.found.prompts.caption(classes[part.labels[row]]) for row in rows]
         texts = method.original.encode_text(words)
@@ -78,7 +78,7 @@ class TestZSCL:
         assert not torch.allclose(expected, samples[-1], atol=1e-6)
 
     def test_without_references_it_says_so_before_anything(self, pupil) -> None:
-        with pytest.raises(BadInput, match="zscl needs reference pictures"):
+        with pytest.raises(InputError, match="zscl needs reference pictures"):
             Learner(pupil(method="zscl"))
 
     def test_references_from_ones_own_csv(self, pupil, tiny, small, tmp_path) -> None:
@@ -117,7 +117,7 @@ class TestZSCL:
         again = Learner.load(tmp_path / "x")
         assert again.predict(lesson["fox"]) == learner.predict(lesson["fox"])
         assert len(Learner.history_of(tmp_path / "x").versions()) == 1
-        with pytest.raises(BadInput, match=r"refs' does not exist"):
+        with pytest.raises(InputError, match=r"refs' does not exist"):
             again.learn(lesson)
 
 
@@ -146,7 +146,7 @@ class TestL2P:
         allowed = tensor([[False, True, True], [True, True, True]])
         first = -torch.log_softmax(tensor([2.0, 3.0]), 0)[0]
         second = -torch.log_softmax(tensor([1.0, 2.0, 3.0]), 0)[0]
-        assert class_loss(logits, labels, allowed).item() == pytest.approx(
+        assert masked_cross_entropy(logits, labels, allowed).item() == pytest.approx(
             ((first + second) / 2).item()
         )
 
@@ -158,7 +158,7 @@ class TestL2P:
         assert learner.student.moved == {"l2p.prompts", "l2p.keys"}
 
     def test_cannot_take_more_than_there_are(self, pupil) -> None:
-        with pytest.raises(BadInput, match="cannot take 5 of 3 prompts"):
+        with pytest.raises(InputError, match="cannot take 5 of 3 prompts"):
             Learner(pupil(method="l2p", options={"pool": 3}))
 
 
@@ -230,7 +230,7 @@ class TestDualPrompt:
     def test_more_sessions_than_sets_is_a_sentence(self, begun) -> None:
         learner, stream = begun("dualprompt", 1, options={"pool": 1})
         before = learner.digest()
-        with pytest.raises(BadInput, match="prefixes for 1 sessions and this is number 2"):
+        with pytest.raises(InputError, match="prefixes for 1 sessions and this is number 2"):
             learner.learn(stream.session(1))
         assert learner.digest() == before
 
@@ -277,7 +277,7 @@ class TestSLCA:
         for lesson in lessons:
             if lesson.number == 7:
                 break
-        drawn, labels = method.classes.draw(256, 2, student.chance("alignment", 3))
+        drawn, labels = method.classes.draw(256, 2, student.rng("alignment", 3))
         logits = student.net.project_image(drawn) @ student.captions().T
         first, second = logits[:, :3].norm(dim=1), logits[:, 3:].norm(dim=1)
         scaled = logits / ((first + second) / 2)[:, None] / 0.1
@@ -289,7 +289,7 @@ class TestSLCA:
         full = stream.session(0)
         prompts = {**full.prompts, "nothing": full.prompts[full.classes[0]]}
         empty = replace(full, classes=(*full.classes, "nothing"), prompts=prompts)
-        with pytest.raises(BadInput, match="'nothing' has no training images, so slca"):
+        with pytest.raises(InputError, match="'nothing' has no training images, so slca"):
             learner.learn(empty)
 
 
@@ -391,13 +391,13 @@ def test_cross_entropy_to_a_distribution_by_hand() -> None:
     logits, target = tensor([[1.0, 0.0]]), tensor([[0.3, 0.7]])
     p = torch.softmax(logits, 1)[0]
     by_hand = -(0.3 * p[0].log() + 0.7 * p[1].log())
-    assert cross_entropy_to(logits, target).item() == pytest.approx(by_hand.item())
+    assert soft_cross_entropy(logits, target).item() == pytest.approx(by_hand.item())
 
 
 def test_er_with_capacity_zero_stores_nothing_and_less_is_a_sentence(small, tiny) -> None:
     learner, _ = checks.lived(small(method="flyp", memory=0), tiny, 1)
     assert len(learner.memory) == 0
-    with pytest.raises(BadInput, match="memory is -1"):
+    with pytest.raises(InputError, match="memory is -1"):
         small(method="flyp", memory=-1)
-    with pytest.raises(BadInput, match="memory of 1 pictures cannot keep one of each of 2"):
+    with pytest.raises(InputError, match="memory of 1 pictures cannot keep one of each of 2"):
         plan(small(method="flyp", memory=1))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import checks
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.plan import open_stream
 from dosapp.functional.masks import top_fraction
 from dosapp.learner.learner import Learner
@@ -266,7 +266,7 @@ class TestRegistry:
         ],
     )
     def test_mistakes_are_sentences(self, method, adapt, options, says) -> None:
-        with pytest.raises(BadInput, match=says):
+        with pytest.raises(InputError, match=says):
             build(method, adapt, options)
 
     def test_no_label_can_reach_an_adapter(self) -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import tensor
 
-from dosapp.functional.ema import momentum, smooth
+from dosapp.functional.ema import ema_update, momentum_tensor
 from dosapp.functional.losses import clip_loss
-from dosapp.functional.masks import gradient_scores, gradients, top_fraction, united
+from dosapp.functional.masks import gradient_scores, iter_gradients, merge_scores, top_fraction
 from dosapp.functional.pseudo_labels import LABELLERS, max_logit_labels
 
 
@@ -16,12 +16,12 @@ class TestEquation1Scores:
     def test_is_the_absolute_mean_gradient(self) -> None:
         w = tensor([1.0, 2.0], requires_grad=True)
         xs = [tensor([1.0, -4.0]), tensor([3.0, -2.0])]
-        scores = gradient_scores(gradients({"w": w}, ((w * x).sum() for x in xs)))
+        scores = gradient_scores(iter_gradients({"w": w}, ((w * x).sum() for x in xs)))
         assert scores["w"].tolist() == [2.0, 3.0]
 
     def test_opposite_gradients_cancel_before_the_absolute_value(self) -> None:
         w = tensor([1.0], requires_grad=True)
-        scores = gradient_scores(gradients({"w": w}, (w.sum() * sign for sign in (5.0, -5.0))))
+        scores = gradient_scores(iter_gradients({"w": w}, (w.sum() * sign for sign in (5.0, -5.0))))
         assert scores["w"].tolist() == [0.0]
 
     def test_nothing_to_score_is_an_error(self) -> None:
@@ -60,7 +60,7 @@ class TestUnionOfMasks:
         for _ in range(3):
             scores = {"w": torch.rand(20, 20, generator=generator)}
             mask = top_fraction(scores, 0.1)
-            best = united(best, scores, mask)
+            best = merge_scores(best, scores, mask)
             union |= mask["w"]
         assert torch.equal(best["w"] > 0, union)
         m_u = top_fraction(best, 0.1)["w"]
@@ -70,7 +70,7 @@ class TestUnionOfMasks:
     def test_after_one_task_m_u_is_its_mask(self) -> None:
         scores = {"w": torch.rand(10, 10, generator=torch.Generator().manual_seed(1))}
         mask = top_fraction(scores, 0.1)
-        assert torch.equal(top_fraction(united({}, scores, mask), 0.1)["w"], mask["w"])
+        assert torch.equal(top_fraction(merge_scores({}, scores, mask), 0.1)["w"], mask["w"])
 
     @pytest.mark.parametrize(
         ("how", "expected"),
@@ -82,32 +82,32 @@ class TestUnionOfMasks:
         ],
     )
     def test_ways_to_combine(self, how: str, expected: list[float]) -> None:
-        first = united({}, {"w": tensor([4.0, 3.0])}, {"w": tensor([True, False])}, how)
-        both = united(first, {"w": tensor([2.0, 3.0])}, {"w": tensor([True, True])}, how)
+        first = merge_scores({}, {"w": tensor([4.0, 3.0])}, {"w": tensor([True, False])}, how)
+        both = merge_scores(first, {"w": tensor([2.0, 3.0])}, {"w": tensor([True, True])}, how)
         assert both["w"].tolist() == expected
 
 
 class TestEquation3And4Smoothing:
     def test_p_is_gamma_inside_delta_outside_and_q_the_rest(self) -> None:
-        p = momentum(tensor([True, False]), active=0.8, frozen=0.9999)
+        p = momentum_tensor(tensor([True, False]), active=0.8, frozen=0.9999)
         q = (0.9999 - 0.8) * tensor([1.0, 0.0]) + 1 - 0.9999
         assert p.tolist() == pytest.approx([0.8, 0.9999])
         assert (p + q).tolist() == pytest.approx([1.0, 1.0])
 
     def test_teacher_moves_by_hand(self) -> None:
         teacher, student = {"w": tensor([0.0, 0.0])}, {"w": tensor([1.0, 1.0])}
-        smooth(teacher, student, {"w": tensor([True, False])}, active=0.8, frozen=0.99)
+        ema_update(teacher, student, {"w": tensor([True, False])}, active=0.8, frozen=0.99)
         assert teacher["w"].tolist() == pytest.approx([0.2, 0.01])
 
     def test_equal_momenta_are_an_ordinary_average(self) -> None:
         teacher, student = {"w": tensor([1.0, 2.0])}, {"w": tensor([3.0, 6.0])}
-        smooth(teacher, student, {"w": tensor([True, False])}, active=0.5, frozen=0.5)
+        ema_update(teacher, student, {"w": tensor([True, False])}, active=0.5, frozen=0.5)
         assert teacher["w"].tolist() == [2.0, 4.0]
 
     def test_momentum_one_leaves_the_teacher_alone(self) -> None:
         teacher, student = {"w": tensor([0.1, 0.2])}, {"w": tensor([7.0, 8.0])}
         before = teacher["w"].clone()
-        smooth(teacher, student, {"w": tensor([True, False])}, active=1.0, frozen=1.0)
+        ema_update(teacher, student, {"w": tensor([True, False])}, active=1.0, frozen=1.0)
         assert torch.equal(teacher["w"], before)
 
 

@@ -14,11 +14,11 @@ from dosapp.experiments.metrics import (
     forgetting_pycil,
     forgetting_spu,
 )
-from dosapp.functional.ema import momentum, smooth
-from dosapp.functional.masks import share, top_fraction
-from dosapp.functional.named_tensors import differs
+from dosapp.functional.ema import ema_update, momentum_tensor
+from dosapp.functional.masks import top_count, top_fraction
+from dosapp.functional.named_tensors import bits_differ
 from dosapp.functional.pseudo_labels import max_logit_labels
-from dosapp.history.delta import applied, changes
+from dosapp.history.delta import apply_delta, compute_delta
 
 unit = st.floats(0, 1, width=32)
 matrices = st.integers(2, 6).flatmap(
@@ -32,7 +32,7 @@ quick = settings(max_examples=60, deadline=None)
 def test_top_fraction_is_exact_and_takes_nothing_smaller(values, fraction) -> None:
     score = torch.from_numpy(values)
     mask = top_fraction({"w": score}, fraction)["w"]
-    assert int(mask.sum()) == share(fraction, 63)
+    assert int(mask.sum()) == top_count(fraction, 63)
     if not mask.all():
         assert score[mask].min() >= score[~mask].max()
 
@@ -41,7 +41,7 @@ def test_top_fraction_is_exact_and_takes_nothing_smaller(values, fraction) -> No
 @given(unit, unit, arrays(np.bool_, 8))
 def test_p_and_q_sum_to_one(gamma, delta, bits) -> None:
     mask = torch.from_numpy(bits)
-    p = momentum(mask, active=gamma, frozen=delta)
+    p = momentum_tensor(mask, active=gamma, frozen=delta)
     q = (delta - gamma) * mask.float() + 1 - delta
     torch.testing.assert_close(p + q, torch.ones(8))
 
@@ -51,7 +51,7 @@ def test_p_and_q_sum_to_one(gamma, delta, bits) -> None:
 def test_a_teacher_that_equals_the_student_stays_bit_identical(values, active, bits) -> None:
     weight = torch.from_numpy(values)
     teacher = {"w": weight.clone()}
-    smooth(teacher, {"w": weight}, {"w": torch.from_numpy(bits)}, active=active, frozen=0.9999)
+    ema_update(teacher, {"w": weight}, {"w": torch.from_numpy(bits)}, active=active, frozen=0.9999)
     assert torch.equal(teacher["w"], weight)
 
 
@@ -99,6 +99,6 @@ def test_changes_turn_old_into_new_bit_for_bit(old, where, other) -> None:
         "mask/w": torch.from_numpy(where),
         "method/w": new * torch.from_numpy(where),
     }
-    again = applied(changes(after, before), before)
+    again = apply_delta(compute_delta(after, before), before)
     assert set(again) == set(after)
-    assert not any(differs(again[k], after[k]).any() for k in after)
+    assert not any(bits_differ(again[k], after[k]).any() for k in after)

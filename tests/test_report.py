@@ -4,14 +4,16 @@ import re
 
 import pytest
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.result import Result, same_stream
 from dosapp.report import intro, provenance
 from dosapp.report.sweeps import sweeps
 from dosapp.report.tables import footnote, latex, markdown, on_the_stream, paired, rows, tex
 
 
-def made(label: str, seed: int, acc: float, forgot: float | None, **settings: object) -> Result:
+def make_result(
+    label: str, seed: int, acc: float, forgot: float | None, **settings: object
+) -> Result:
     metrics = dict.fromkeys(("first_task_accuracy", "current_task_accuracy"), 50.0)
     empty = {"lessons": [], "stream": [0.5]}
     return Result(
@@ -42,10 +44,10 @@ def made(label: str, seed: int, acc: float, forgot: float | None, **settings: ob
 
 
 RESULTS = [
-    made("A", 0, 80, 10),
-    made("A", 1, 82, 12),
-    made("B", 0, 85, None),
-    made("B", 1, 86, None),
+    make_result("A", 0, 80, 10),
+    make_result("A", 1, 82, 12),
+    make_result("B", 0, 85, None),
+    make_result("B", 1, 86, None),
 ]
 
 
@@ -58,12 +60,12 @@ def test_mean_and_sample_deviation_over_seeds() -> None:
 def test_a_difference_is_taken_seed_by_seed() -> None:
     lines = paired(rows(RESULTS), "B").splitlines()
     assert lines[2] == "| A | -4.5 ± 0.7 | – | +0.0 ± 0.0 | +0.0 ± 0.0 | 2 |"
-    with pytest.raises(BadInput, match="unknown row 'C'"):
+    with pytest.raises(InputError, match="unknown row 'C'"):
         paired(rows(RESULTS), "C")
 
 
 def test_namesakes_are_told_apart_by_what_differs() -> None:
-    other = made("A", 0, 70, 5, lr=0.2)
+    other = make_result("A", 0, 70, 5, lr=0.2)
     assert [row.name for row in rows([RESULTS[0], other])] == ["A (lr=0.1)", "A (lr=0.2)"]
 
 
@@ -75,7 +77,7 @@ def test_what_the_stream_was_like() -> None:
 def test_latex_has_the_best_of_each_dataset_in_bold() -> None:
     easy, hard = {"name": "pets", "boundaries": []}, {"name": "planes", "boundaries": []}
     table = rows(
-        made(label, 0, acc, 10, data=stream["name"]).model_copy(update={"stream": stream})
+        make_result(label, 0, acc, 10, data=stream["name"]).model_copy(update={"stream": stream})
         for label, acc, stream in (
             ("A", 90, easy),
             ("B", 80, easy),
@@ -94,10 +96,10 @@ class TestWhatMayBeCompared:
     def changed(self, **changes: object) -> tuple[Result, Result]:
         task = {"classes": ["cat"], "train": 9, "stream": 5, "test": 5}
         small = {"name": "a", "fingerprint": "e"}
-        one = made("A", 0, 80, 10).model_copy(
+        one = make_result("A", 0, 80, 10).model_copy(
             update={"tasks": [task], "key": "one", "backbone": small}
         )
-        two = made("B", changes.pop("seed", 0), 85, 10, **changes.pop("settings", {}))
+        two = make_result("B", changes.pop("seed", 0), 85, 10, **changes.pop("settings", {}))
         tasks = [{**task, **changes.pop("task", {})}]
         return one, two.model_copy(
             update={"tasks": tasks, "key": "two", "backbone": small, **changes}
@@ -123,7 +125,7 @@ class TestWhatMayBeCompared:
     )
     def test_what_is_measured_may_not(self, changes, says) -> None:
         one, two = self.changed(**changes)
-        with pytest.raises(BadInput, match=says):
+        with pytest.raises(InputError, match=says):
             same_stream(one, two)
 
     @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ class TestWhatMayBeCompared:
         ],
     )
     def test_nor_may_one_table_hold_both(self, changes, says) -> None:
-        with pytest.raises(BadInput, match=says):
+        with pytest.raises(InputError, match=says):
             rows(self.changed(**changes))
 
     def test_rows_that_were_asked_otherwise_say_so(self) -> None:
@@ -148,27 +150,27 @@ class TestWhatMayBeCompared:
     def test_one_table_has_one_definition_of_a_metric(self) -> None:
         one, two = self.changed(definitions={"forgetting": "max"})
         one = one.model_copy(update={"definitions": {"forgetting": "mean"}})
-        with pytest.raises(BadInput, match=r"one and two define.*forgetting is 'mean' and 'max'"):
+        with pytest.raises(InputError, match=r"one and two define.*forgetting is 'mean' and 'max'"):
             rows([one, two])
         assert footnote([one]) == "forgetting = mean"
 
     def test_no_result_silently_replaces_another(self) -> None:
-        one = made("A", 0, 80, 10)
+        one = make_result("A", 0, 80, 10)
         assert len(rows([one, one])) == 1  # found in two places
-        with pytest.raises(BadInput, match="one and two have the same settings and seed, but"):
+        with pytest.raises(InputError, match="one and two have the same settings and seed, but"):
             rows([one.model_copy(update={"key": key}) for key in ("one", "two")])
 
     def test_seeds_of_one_row_have_the_same_tasks(self) -> None:
         one, _ = self.changed()
-        two = made("A", 1, 80, 10).model_copy(update={"tasks": [], "key": "two"})
-        with pytest.raises(BadInput, match="one and two are of different tasks"):
+        two = make_result("A", 1, 80, 10).model_copy(update={"tasks": [], "key": "two"})
+        with pytest.raises(InputError, match="one and two are of different tasks"):
             rows([one, two])
 
 
 class TestSweeps:
     def results(self, **settings: list[object]) -> list[Result]:
         [(name, values)] = settings.items()
-        return [made("dosapp", 0, 80, 10, **{name: value}) for value in values]
+        return [make_result("dosapp", 0, 80, 10, **{name: value}) for value in values]
 
     def test_three_values_of_one_number_are_a_line(self) -> None:
         [sweep] = sweeps(rows(self.results(fraction=[1.0, 0.25, 0.5])))
@@ -182,7 +184,7 @@ class TestSweeps:
         assert [value for value, _ in sweep.points] == [0.1, 0.3, 0.5]
 
     def test_a_method_that_is_no_more_spoils_nothing(self) -> None:
-        old = made("retired", 0, 70, 9, options={"depth": 3})
+        old = make_result("retired", 0, 70, 9, options={"depth": 3})
         assert len(list(sweeps(rows([old, *self.results(fraction=[1.0, 0.25, 0.5])])))) == 1
 
     def test_two_values_are_none(self) -> None:
@@ -202,7 +204,7 @@ class TestPictures:
         from dosapp.report.figures import figures
 
         results = [
-            made("dosapp", seed, 80 * share + seed, 10 - share, fraction=share)
+            make_result("dosapp", seed, 80 * share + seed, 10 - share, fraction=share)
             for share in (1.0, 0.25, 0.5)
             for seed in (0, 2)
         ]
@@ -220,7 +222,7 @@ class TestPictures:
         from dosapp.report.figures import swept
 
         options = [{"sparsity": value} for value in (0.01, 0.1, 0.5)]
-        drawn = swept(rows(made("dosapp", 0, 80, 10, options=one) for one in options))
+        drawn = swept(rows(make_result("dosapp", 0, 80, 10, options=one) for one in options))
         assert drawn.axes[0].get_xscale() == "log"
         assert drawn.axes[0].get_xlabel() == "share of candidates that move, c"
         assert swept(rows(RESULTS)) is None
@@ -246,8 +248,12 @@ class TestPictures:
 class TestMoreRowsThanLinesCanTellApart:
     @pytest.fixture
     def many(self):
-        learners = [made(f"L{n:02}", 0, 60.0 + n, 10.0, memory=50 * (n == 3)) for n in range(16)]
-        return rows([*learners, made("zero-shot", 0, 40.0, 5.0), made("Joint", 0, 90.0, None)])
+        learners = [
+            make_result(f"L{n:02}", 0, 60.0 + n, 10.0, memory=50 * (n == 3)) for n in range(16)
+        ]
+        return rows(
+            [*learners, make_result("zero-shot", 0, 40.0, 5.0), make_result("Joint", 0, 90.0, None)]
+        )
 
     def test_they_become_a_sheet_with_the_best_at_the_end_first(self, many) -> None:
         from dosapp.report.figures import colours, curves
@@ -277,7 +283,7 @@ def test_names_are_safe_in_latex() -> None:
 
 
 def test_a_report_names_all_that_its_results_do_not_share() -> None:
-    one, two = (made(label, 0, 1.0, None) for label in "AB")
+    one, two = (make_result(label, 0, 1.0, None) for label in "AB")
     common = {"libraries": {"dosapp": "1", "torch": "2"}, "tasks": [{"classes": ["a", "b"]}]}
     one = one.model_copy(
         update={**common, "machine": "m", "backbone": {"name": "x", "fingerprint": "f"}}
@@ -291,6 +297,6 @@ def test_a_report_names_all_that_its_results_do_not_share() -> None:
 
 
 def test_a_seed_whose_gate_let_nothing_through_has_no_share_of_right_labels() -> None:
-    open_, shut = made("A", 0, 50.0, 1.0), made("A", 1, 50.0, 1.0)
+    open_, shut = make_result("A", 0, 50.0, 1.0), make_result("A", 1, 50.0, 1.0)
     shut = shut.model_copy(update={"pseudo_labels": [None], "disagreement": [None]})
     assert "| A | 80.0 | 2.0 | 0.50 ± 0.00 |" in on_the_stream(rows([open_, shut]))

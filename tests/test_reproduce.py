@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dosapp.data.paper_sets.datasets import Known
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.costs import estimate
 from dosapp.experiments.grid import grid
 from dosapp.experiments.plan import plan
@@ -21,7 +21,7 @@ from dosapp.paper.ledger.verdicts import judged
 from dosapp.paper.reproduce import Row, Scale, command, runs, table, tables, timed
 from dosapp.settings import RunSettings
 from test_cli import dosapp
-from test_report import made
+from test_report import make_result
 
 SMALL = Scale(
     "small",
@@ -69,9 +69,9 @@ class TestTables:
         assert table("main").row("SPU").values == table("test-time").row("SPU").values
 
     def test_an_unknown_one_is_a_sentence(self) -> None:
-        with pytest.raises(BadInput, match=r"unknown table 'mian'.*did you mean 'main'"):
+        with pytest.raises(InputError, match=r"unknown table 'mian'.*did you mean 'main'"):
             table("mian")
-        with pytest.raises(BadInput, match="unknown scale 'huge'"):
+        with pytest.raises(InputError, match="unknown scale 'huge'"):
             Scale.named("huge")
 
 
@@ -234,12 +234,12 @@ class TestLedger:
         first, second = (tmp_path / outcome.result.key for outcome in grid([one, two], tmp_path))
         whole = (first / "result.json").read_text()
         (first / "result.json").write_text((second / "result.json").read_text())
-        with pytest.raises(BadInput, match="is the result of another run"):
+        with pytest.raises(InputError, match="is the result of another run"):
             Ledger(name, SMALL, tmp_path).cells()
         changed = json.loads(whole)
         changed["metrics"]["accuracy"] = 99.9
         (first / "result.json").write_text(json.dumps(changed))
-        with pytest.raises(BadInput, match=r"says accuracy 99\.9, but its own matrix gives"):
+        with pytest.raises(InputError, match=r"says accuracy 99\.9, but its own matrix gives"):
             Ledger(name, SMALL, tmp_path).cells()
 
     def test_a_claim_is_the_papers_only_where_its_own_numbers_say_so(self) -> None:
@@ -297,7 +297,7 @@ class TestLedger:
         other: dict[str, object] = {}
 
         def status(ours: list[float], published: float | None, **more: str) -> str:
-            found = [made("DoSAPP", n, value, 1.0) for n, value in enumerate(ours)]
+            found = [make_result("DoSAPP", n, value, 1.0) for n, value in enumerate(ours)]
             tasks = [{"train": 5994, "test": 2900}]  # of 5794, halved class by class
             real = {"tasks": tasks, "backbone": {"name": "here/ViT-B-16"}, **other}
             found = [result.model_copy(update=real) for result in found]
@@ -319,19 +319,19 @@ class TestLedger:
             assert status([39.0], 39.14) == "run with another number of pictures"
 
     def test_other_definitions_or_tasks_are_not_compared(self) -> None:
-        one, two = made("A", 0, 1, 1), made("B", 0, 1, 1)
+        one, two = make_result("A", 0, 1, 1), make_result("B", 0, 1, 1)
         same_stream(one, two)
-        with pytest.raises(BadInput, match="define their metrics differently"):
+        with pytest.raises(InputError, match="define their metrics differently"):
             same_stream(
                 one.model_copy(update={"definitions": {"forgetting": "x"}}),
                 two.model_copy(update={"definitions": {"forgetting": "y"}}),
             )
-        with pytest.raises(BadInput, match="different tasks"):
+        with pytest.raises(InputError, match="different tasks"):
             same_stream(one, two.model_copy(update={"tasks": [{"classes": ["a"]}]}))
 
     def test_a_metric_by_session_or_over_all_but_the_first(self) -> None:
         line = {"before": [90.0, 60.0, 50.0], "after": [90.0, 70.0, 60.0]}
-        result = made("A", 0, 1, 1).model_copy(update={"previous_tasks": line})
+        result = make_result("A", 0, 1, 1).model_copy(update={"previous_tasks": line})
         assert value_of(result, "previous_tasks.after", 1) == 70
         assert value_of(result, "previous_tasks.before") == 55
         assert value_of(result, "previous_tasks.before", 7) is None

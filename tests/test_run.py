@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from dosapp.backbones.clip import TINY
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.plan import plan
 from dosapp.experiments.result import Result
 from dosapp.experiments.run import EVERY, Watch, run
 from dosapp.experiments.store import Store, results
 from dosapp.learner.learner import Learner
-from dosapp.runtime.files import locked
+from dosapp.runtime.files import lock_folder
 from killed import LONG
 
 KILLED = Path(__file__).parent / "killed.py"
@@ -102,14 +102,14 @@ def test_a_class_order_file(small, tmp_path, kind) -> None:
 class TestFolders:
     def test_an_existing_run_is_never_overwritten_untold(self, small, tmp_path) -> None:
         run(small(method="zero-shot"), tmp_path / "x")
-        with pytest.raises(BadInput, match="already holds a run; add --resume"):
+        with pytest.raises(InputError, match="already holds a run; add --resume"):
             run(small(method="zero-shot"), tmp_path / "x")
-        with pytest.raises(BadInput, match="other settings"):
+        with pytest.raises(InputError, match="other settings"):
             run(small(method="zero-shot", seed=1), tmp_path / "x", resume=True)
 
     def test_a_strangers_folder_is_left_alone(self, small, tmp_path) -> None:
         (tmp_path / "letter.txt").write_text("dear")
-        with pytest.raises(BadInput, match="is not empty and holds no run"):
+        with pytest.raises(InputError, match="is not empty and holds no run"):
             run(small(), tmp_path)
         assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
 
@@ -120,8 +120,8 @@ class TestFolders:
     def test_two_processes_never_write_one_folder(self, small, tmp_path) -> None:
         (tmp_path / "x").mkdir()
         with (
-            locked(tmp_path / "x"),
-            pytest.raises(BadInput, match="being written by another process"),
+            lock_folder(tmp_path / "x"),
+            pytest.raises(InputError, match="being written by another process"),
         ):
             run(small(method="zero-shot"), tmp_path / "x")
         run(small(method="zero-shot"), tmp_path / "x", resume=True)  # the lock is gone
@@ -160,7 +160,7 @@ class TestStore:
         assert plan(small(backbone=str(TINY))).key == key
 
     def test_nothing_to_report(self, tmp_path) -> None:
-        with pytest.raises(BadInput, match=r"no result\.json"):
+        with pytest.raises(InputError, match=r"no result\.json"):
             results([tmp_path])
 
 

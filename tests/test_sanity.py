@@ -17,7 +17,11 @@ from dosapp.experiments.plan import open_stream
 from dosapp.experiments.result import Result
 from dosapp.experiments.run import run
 from dosapp.experiments.store import results
-from dosapp.functional.losses import distillation, drift, relation
+from dosapp.functional.losses import (
+    distillation_loss,
+    quadratic_penalty,
+    relation_distillation_loss,
+)
 from dosapp.learner.learner import Learner
 from dosapp.methods.mas import MAS
 from dosapp.settings import RunSettings
@@ -91,7 +95,9 @@ class TestKeeping:
         learner.learn(stream.session(0))
         return learner, stream.session(1)
 
-    @pytest.mark.parametrize(("method", "measure"), [("lwf", distillation), ("prd", relation)])
+    @pytest.mark.parametrize(
+        ("method", "measure"), [("lwf", distillation_loss), ("prd", relation_distillation_loss)]
+    )
     def test_the_old_models_answers(self, method, measure, tiny) -> None:
         def changed(weight: float) -> float:
             learner, session = self.after_two(tiny, method=method, options={"weight": weight})
@@ -119,7 +125,7 @@ class TestKeeping:
             anchor = {n: w.clone() for n, w in method.anchor.items()}
             importance = {n: w.clone() for n, w in method.importance.items()}
             learner.learn(session)
-            return drift(learner.student.net.weights(), anchor, importance).item()
+            return quadratic_penalty(learner.student.net.weights(), anchor, importance).item()
 
         assert moved(1000.0) < 0.5 * moved(0.0)
 

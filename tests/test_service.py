@@ -28,11 +28,11 @@ import dosapp.backbones.pretrained
 from dosapp.drills.service_process import lesson as served_lesson
 from dosapp.drills.service_process import pictures as served_pictures
 from dosapp.drills.service_process import png
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import write_bytes
-from dosapp.service.reader import Answer, Busy
-from dosapp.service.service import ReadOnly, opened
+from dosapp.service.reader import Answer, BusyError
+from dosapp.service.service import ReadOnlyError, opened
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
 from dosapp.service.writer import ENDED
@@ -218,7 +218,7 @@ class TestAsking:
         with served(folder, queue=4) as service:
             pixels = torch.zeros(3, 3, 32, 32, dtype=torch.uint8)
             service.reader.waiting = 2  # as if two waited
-            with pytest.raises(Busy, match="2 pictures wait"):
+            with pytest.raises(BusyError, match="2 pictures wait"):
                 service.reader.ask(pixels)
             client = asking(build(service))
             answer = client.post("/predict", files=files(pictures(stream, count=3)))
@@ -386,7 +386,10 @@ class TestTheStream:
         learner = Learner(pupil(method="spu", adapt="note"), tiny)
         learner.learn(stream.session(0))
         learner.save(tmp_path / "x")
-        with pytest.raises(BadInput, match="keeps pictures of the stream"), served(tmp_path / "x"):
+        with (
+            pytest.raises(InputError, match="keeps pictures of the stream"),
+            served(tmp_path / "x"),
+        ):
             pass
 
 
@@ -687,7 +690,7 @@ class TestAWriterThatDies:
             job = client.post("/learn", files={"archive": lesson(stream)}).json()
             order = service.writer.ask(lambda: 1)
             hold.set()
-            with pytest.raises(Busy, match="this will not be done; start the service again"):
+            with pytest.raises(BusyError, match="this will not be done; start the service again"):
                 order.result(60)
             assert service.job(job["id"]).ended.wait(60)
             ended = client.get(f"/jobs/{job['id']}").json()
@@ -837,7 +840,7 @@ class TestVersions:
     def test_a_folder_has_one_writer(self, folder) -> None:
         with (
             served(folder),
-            pytest.raises(BadInput, match="written by another process"),
+            pytest.raises(InputError, match="written by another process"),
             served(folder),
         ):
             pass
@@ -1023,7 +1026,7 @@ class TestWhoMay:
     def test_other_machines_need_a_token(self, folder) -> None:
         from dosapp.service.server import serve
 
-        with pytest.raises(BadInput, match=r"served on this machine only, not on 0\.0\.0\.0"):
+        with pytest.raises(InputError, match=r"served on this machine only, not on 0\.0\.0\.0"):
             serve(folder, ServiceSettings(), host="0.0.0.0")
 
 
@@ -1040,7 +1043,7 @@ class TestReplicas:
             refused = there.post("/freeze")
             assert refused.status_code == 409
             assert "only reads" in refused.json()["error"]
-            with pytest.raises(ReadOnly):
+            with pytest.raises(ReadOnlyError):
                 replica.rollback(1, "me")
             assert there.get("/status").json()["writes"] is False
 

@@ -15,7 +15,7 @@ import torch
 
 from dosapp.backbones.pretrained import Origin
 from dosapp.drills.service_process import lesson, pictures, served, small_learner
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.functional.masks import top_fraction
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import read_json, write_json
@@ -116,7 +116,7 @@ def test_three_replicas_follow_one_writer(folder, stream) -> None:
             late = list(watchers.map(partial(_seconds_until, job["version"]), clients))
             said = client.predict(images, learn=False)
             assert [c.predict(images, learn=False) for c in clients] == [said] * 3
-            with pytest.raises(BadInput, match="only reads"):
+            with pytest.raises(InputError, match="only reads"):
                 clients[0].freeze()
             writer.kill()  # replicas do not need it to answer
             assert [c.predict(images)["version"] for c in clients] == [job["version"]] * 3
@@ -250,7 +250,7 @@ def test_a_version_of_vit_b_16_costs_what_has_changed(tmp_path) -> None:
     student.choose(Selection(tuple(mask), mask, scores))
     student.assign({n: net.weights()[n] + 1e-3 for n in mask}, mask)
     method.best = {n: scores[n] * mask[n] for n in mask}
-    student.smooth(method.teacher, active=0.8, frozen=0.9999)
+    student.ema_update(method.teacher, active=0.8, frozen=0.9999)
     state = learner.state()
     history = learner.history(tmp_path)
     history.commit(state, "the first session")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dosapp.errors import BadInput
-from dosapp.history.delta import changes
+from dosapp.errors import InputError
+from dosapp.history.delta import compute_delta
 from dosapp.history.record import State, read_record, write_record
 from dosapp.runtime.files import write_bytes
 
@@ -30,7 +30,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_the_old_file(tmp_path: Path, monke
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(BadInput, match="is full; free some space"):
+    with pytest.raises(InputError, match="is full; free some space"):
         write_bytes(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
@@ -38,7 +38,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_the_old_file(tmp_path: Path, monke
 
 def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="cannot write"):
+    with pytest.raises(InputError, match="cannot write"):
         write_bytes(tmp_path / "file" / "x.json", b"")
 
 
@@ -50,7 +50,7 @@ def test_changes_are_stored_under_the_names_that_are_promised() -> None:
     }
     new["student/w"][0, 0], new["teacher/w"][7, 8] = 1.0, 2.0
     new |= {"mask/w": torch.ones(8, 9, dtype=torch.bool), "method/count": torch.tensor([3])}
-    found = changes(new, old)
+    found = compute_delta(new, old)
     assert set(found) == {
         "bits/w", "values/student/w", "shape/student/w", "values/teacher/w", "shape/teacher/w",
         "packed/mask/w", "shape/mask/w", "dense/method/count", "gone/"}  # fmt: skip

@@ -10,10 +10,14 @@ from torch import tensor
 from torch.nn.functional import normalize
 
 from dosapp.backbones.wrappers import Ensemble, within
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.plan import open_stream
-from dosapp.functional.augmentation import augmented
-from dosapp.functional.losses import complementary, contrast, symmetric_cross_entropy
+from dosapp.functional.augmentation import augment
+from dosapp.functional.losses import (
+    complementary_loss,
+    supervised_contrastive_loss,
+    symmetric_cross_entropy,
+)
 from dosapp.learner.learner import Learner
 from dosapp.methods.cotta import drawn
 from dosapp.methods.ecotta import Meta
@@ -53,7 +57,7 @@ class TestRMT:
             below = sum(math.exp(float(flat[i] @ flat[j]) / 0.1) for j in others)
             same = [j for j in others if j % 2 == i % 2]
             total -= sum(float(flat[i] @ flat[j]) / 0.1 - math.log(below) for j in same) / 2
-        assert contrast(views, 0.1).item() == pytest.approx(total / 6, rel=1e-4)
+        assert supervised_contrastive_loss(views, 0.1).item() == pytest.approx(total / 6, rel=1e-4)
 
     def test_the_loss_is_both_terms_on_the_image_and_its_augmentation(self, adapting) -> None:
         learner, method, pixels = adapting("rmt")
@@ -61,7 +65,7 @@ class TestRMT:
         net, texts = student.net, student.captions()
         old = method.teacher.scale * student.logits(pixels, method.teacher)
         images = net.encode_image(pixels)
-        moved = net.encode_image(augmented(pixels, student.chance("rmt")))
+        moved = net.encode_image(augment(pixels, student.rng("rmt")))
         agree = sum(
             symmetric_cross_entropy(net.scale * x @ texts.T, old).mean() for x in (images, moved)
         )
@@ -70,7 +74,7 @@ class TestRMT:
         nearest = raw[(images @ known.T).argmax(1)]
         project = within(net, Projector)
         views = project(torch.stack([nearest, images, moved]))
-        by_hand = agree / 2 + contrast(views, 0.1)
+        by_hand = agree / 2 + supervised_contrastive_loss(views, 0.1)
         assert method.stream_loss(student, pixels).loss.item() == pytest.approx(by_hand.item())
 
     def test_prototypes_are_mean_features_of_each_class_when_it_was_taught(
@@ -110,7 +114,7 @@ class TestRMT:
         empty = Session(("a", "b"), dict.fromkeys("ab", full.prompts["a"]), full.train,
                         full.unlabelled)  # fmt: skip
         before = learner.digest()
-        with pytest.raises(BadInput, match="class 'b' has no training images, so rmt"):
+        with pytest.raises(InputError, match="class 'b' has no training images, so rmt"):
             learner.learn(empty)
         assert learner.digest() == before
         assert learner.classes == []
@@ -148,12 +152,10 @@ class TestCoTTA:
         plain = method.taught(student, pixels)
         assert torch.equal(method.teachers_mean(student, pixels), plain)
         learner, method, pixels = adapting("cotta", options={"unsure": 1.0, "views": 3})
-        student, generator = learner.student, learner.student.chance("cotta")
+        student, generator = learner.student, learner.student.rng("cotta")
         texts = student.captions(method.teacher)
         views = [
-            method.teacher.scale
-            * method.teacher.encode_image(augmented(pixels, generator))
-            @ texts.T
+            method.teacher.scale * method.teacher.encode_image(augment(pixels, generator)) @ texts.T
             for _ in range(3)
         ]
         by_hand = sum(views) / 3
@@ -302,7 +304,7 @@ class TestDSS:
         p = logits.softmax(1)[0]
         by_hand = -(math.log(1 - p[1]) + math.log(1 - p[2])) / 2
         excluded = tensor([[False, True, True]])
-        assert complementary(logits, excluded).item() == pytest.approx(by_hand, rel=1e-4)
+        assert complementary_loss(logits, excluded).item() == pytest.approx(by_hand, rel=1e-4)
 
     def test_splits_at_a_moving_mean_of_confidence(self, adapting) -> None:
         learner, method, pixels = adapting("dss-style")
@@ -332,23 +334,23 @@ class TestAugmentation:
 
     def test_stays_a_picture_and_leaves_the_original_alone(self) -> None:
         before = self.pixels.clone()
-        changed = augmented(self.pixels, torch.Generator().manual_seed(1))
+        changed = augment(self.pixels, torch.Generator().manual_seed(1))
         assert torch.equal(self.pixels, before)
         assert changed.shape == before.shape
         assert changed.min() >= 0
         assert changed.max() <= 1
-        again = augmented(self.pixels, torch.Generator().manual_seed(1))
+        again = augment(self.pixels, torch.Generator().manual_seed(1))
         assert torch.equal(changed, again)
 
     def test_changes_each_picture_in_its_own_way(self) -> None:
         same = self.pixels[:1].repeat(8, 1, 1, 1)
-        changed = augmented(same, torch.Generator().manual_seed(2))
+        changed = augment(same, torch.Generator().manual_seed(2))
         apart = (changed[:, None] - changed[None]).abs().mean(dim=(2, 3, 4))
         assert (apart + torch.eye(8)).min() > 0.01
 
     def test_about_half_are_mirrored(self) -> None:
         dark = torch.zeros(200, 3, 32, 32)
         dark[..., :16] = 1.0  # the left half is bright
-        changed = augmented(dark, torch.Generator().manual_seed(3))
+        changed = augment(dark, torch.Generator().manual_seed(3))
         right = changed[..., 16:].mean(dim=(1, 2, 3)) > changed[..., :16].mean(dim=(1, 2, 3))
         assert 70 < int(right.sum()) < 130

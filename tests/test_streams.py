@@ -9,7 +9,7 @@ import torch
 from dosapp.data.base import Dataset, Part
 from dosapp.data.images import InMemory, Unlabelled
 from dosapp.data.registry import DOMAINS
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.plan import first_classes, open_stream
 from dosapp.scenario import Session, concat, split
 
@@ -33,7 +33,7 @@ def test_a_caption_of_ones_own_is_part_of_the_stream(small, tiny) -> None:
     assert own.session(0).prompts[own.classes[0]].caption("star") == "a drawing of a star."
     assert own.tasks[0].prompts.evaluate == ("a drawing of a {}.",)
     for wrong in ("a photo", "a {} and a {}", "{0} {}"):
-        with pytest.raises(BadInput, match=r"write \{\} once, where the name goes"):
+        with pytest.raises(InputError, match=r"write \{\} once, where the name goes"):
             small(caption=wrong)
 
 
@@ -140,9 +140,9 @@ def test_concat_is_one_growing_class_space(stream) -> None:
     assert long.session(5).unlabelled.read(range(20)).shape == (20, 3, 32, 32)
     assert len(long.controls) == 2
     assert long.boundaries == (4,)
-    with pytest.raises(BadInput, match="two of the streams"):
+    with pytest.raises(InputError, match="two of the streams"):
         concat(stream, stream)
-    with pytest.raises(BadInput, match="different seeds or modifiers"):
+    with pytest.raises(InputError, match="different seeds or modifiers"):
         concat(stream, split(SIGNS, 2, seed=1))
 
 
@@ -175,40 +175,40 @@ def test_batches_start_anywhere(stream) -> None:
 
 class TestBadStreams:
     def test_more_tasks_than_classes(self) -> None:
-        with pytest.raises(BadInput, match="20 tasks asked of shapes, which has 12 classes"):
+        with pytest.raises(InputError, match="20 tasks asked of shapes, which has 12 classes"):
             split(SHAPES, 20)
 
     def test_a_class_too_small_to_halve(self) -> None:
         pixels = InMemory(torch.zeros(3, 3, 4, 4, dtype=torch.uint8))
         train, test = Part(pixels, np.array([0, 0, 1])), Part(pixels, np.array([0, 0, 1]))
-        with pytest.raises(BadInput, match="class 'b' of pets has 1 test image"):
+        with pytest.raises(InputError, match="class 'b' of pets has 1 test image"):
             split(Dataset("pets", ("a", "b"), train, test), 1)
 
     def test_an_order_with_a_stranger_or_a_repetition(self) -> None:
-        with pytest.raises(BadInput, match="'cat', which shapes does not have"):
+        with pytest.raises(InputError, match="'cat', which shapes does not have"):
             split(SHAPES, 2, order=["cat"])
-        with pytest.raises(BadInput, match="twice"):
+        with pytest.raises(InputError, match="twice"):
             split(SHAPES, 1, order=[SHAPES.classes[0]] * 2)
 
     def test_an_empty_task(self) -> None:
-        with pytest.raises(BadInput, match="empty task"):
+        with pytest.raises(InputError, match="empty task"):
             split(SHAPES, [[SHAPES.classes[0]], []])
 
     def test_fraction_outside(self) -> None:
-        with pytest.raises(BadInput, match=r"fraction of D\^u is 1.5"):
+        with pytest.raises(InputError, match=r"fraction of D\^u is 1.5"):
             split(SHAPES, 2).fraction(1.5)
 
     def test_lessons_that_are_not_pictures(self) -> None:
         picture = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
         for wrong in (picture.float(), picture[0], picture.numpy(), None):
-            with pytest.raises(BadInput, match="give a uint8 tensor"):
+            with pytest.raises(InputError, match="give a uint8 tensor"):
                 Session.of({"cat": wrong})
-        with pytest.raises(BadInput, match="different sizes"):
+        with pytest.raises(InputError, match="different sizes"):
             Session.of({"cat": picture, "dog": picture[..., :2]})
 
     def test_lessons_without_classes_or_names(self) -> None:
         picture = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
-        with pytest.raises(BadInput, match="no classes"):
+        with pytest.raises(InputError, match="no classes"):
             Session.of({})
-        with pytest.raises(BadInput, match="empty class name"):
+        with pytest.raises(InputError, match="empty class name"):
             Session.of({" ": picture})

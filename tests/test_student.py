@@ -8,8 +8,8 @@ import torch
 
 from dosapp.bench.model import random_clip, small
 from dosapp.data.base import Prompts
-from dosapp.errors import BadInput
-from dosapp.functional.ema import momentum
+from dosapp.errors import InputError
+from dosapp.functional.ema import momentum_tensor
 from dosapp.functional.losses import clip_loss
 from dosapp.functional.masks import top_fraction
 from dosapp.functional.pseudo_labels import max_logit_labels
@@ -147,7 +147,7 @@ def test_the_teacher_follows_fast_inside_the_mask_and_slowly_outside(student) ->
     name = chosen.names[0]
     before = teacher.weights()[name].detach().clone()
     student.assign({name: before + 1})
-    student.smooth(teacher, active=0.8, frozen=0.99)
+    student.ema_update(teacher, active=0.8, frozen=0.99)
     moved = teacher.weights()[name].detach() - before
     inside = chosen.mask[name]
     torch.testing.assert_close(moved[inside], torch.full_like(moved[inside], 0.2))
@@ -170,9 +170,9 @@ def test_smoothing_where_twins_can_differ_is_smoothing_everywhere(student) -> No
         found = student._apart[chosen.names[0]]
         assert 0 < len(found) < 0.15 * wanted[chosen.names[0]].numel()
         student.step(student.clip_loss(*batch()))
-        student.smooth(teacher, active=0.8, frozen=0.99)
+        student.ema_update(teacher, active=0.8, frozen=0.99)
         for name, old in wanted.items():
-            p = momentum(chosen.mask[name], active=0.8, frozen=0.99)
+            p = momentum_tensor(chosen.mask[name], active=0.8, frozen=0.99)
             new = student.net.weights()[name].detach()
             wanted[name] = old + (new - old) * (1 - p)
             assert torch.equal(teacher.weights()[name], wanted[name])
@@ -224,7 +224,7 @@ def test_templates_are_averaged_and_normalised(student) -> None:
 
 def test_a_diverged_loss_is_a_sentence(student) -> None:
     student.train_only(masked(student))
-    with pytest.raises(BadInput, match="the loss became nan at step 0"):
+    with pytest.raises(InputError, match="the loss became nan at step 0"):
         student.step(torch.tensor(float("nan"), requires_grad=True))
 
 

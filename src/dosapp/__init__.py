@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dosapp.data.base import Dataset, Prompts
     from dosapp.data.registry import load_dataset
-    from dosapp.errors import BadInput
+    from dosapp.errors import InputError
     from dosapp.experiments.result import Result
     from dosapp.learner.learner import Learner, Prediction
     from dosapp.methods.base import Method
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "dosapp.data.registry": ("load_dataset",),
     "dosapp.data.base": ("Dataset", "Prompts"),
-    "dosapp.errors": ("BadInput",),
+    "dosapp.errors": ("InputError",),
     "dosapp.learner.learner": ("Learner", "Prediction"),
     "dosapp.methods.registry": ("METHODS",),
     "dosapp.methods.base": ("Method",),
@@ -35,9 +35,9 @@ _HOMES = {
 
 __all__ = [
     "METHODS",
-    "BadInput",
     "Client",
     "Dataset",
+    "InputError",
     "Learner",
     "LearnerSettings",
     "Method",

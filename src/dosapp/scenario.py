@@ -17,8 +17,8 @@ from torch import Tensor
 
 from dosapp.data.base import Control, Dataset, Part, Prompts, Rows, check_class_names
 from dosapp.data.images import InMemory, Labelled, Unlabelled, joined
-from dosapp.errors import BadInput
-from dosapp.runtime.rng import chance
+from dosapp.errors import InputError
+from dosapp.runtime.rng import numpy_rng
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Session:
         known = {self.classes[label] for label in self.train.labels}
         missing = next((name for name in self.classes if name not in known), None)
         if missing is not None:
-            raise BadInput(f"class '{missing}' has no training images, so {otherwise}; give one")
+            raise InputError(f"class '{missing}' has no training images, so {otherwise}; give one")
 
     @classmethod
     def of(cls, images: Mapping[str, Tensor], prompts: Prompts | None = None) -> "Session":
@@ -56,9 +56,9 @@ class Session:
         for name, found in images.items():
             if not isinstance(found, Tensor) or found.dtype != torch.uint8 or found.ndim != 4:
                 kind = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else found
-                raise BadInput(f"images of '{name}' are {kind}; give a uint8 tensor [n, 3, H, W]")
+                raise InputError(f"images of '{name}' are {kind}; give a uint8 tensor [n, 3, H, W]")
         if len({found.shape[1:] for found in images.values()}) > 1:
-            raise BadInput("the lesson's images have different sizes; give them all the same")
+            raise InputError("the lesson's images have different sizes; give them all the same")
         pixels = torch.cat(list(images.values()))
         labels = np.repeat(np.arange(len(names)), [len(found) for found in images.values()])
         part = Part(InMemory(pixels), labels)
@@ -86,7 +86,7 @@ class Stream:
         """Draw each task's D^u from a Dirichlet whose total concentration is its class count."""
 
         def draw(number: int, task: Task) -> Labelled:
-            random = chance("imbalanced", self.seed, number)
+            random = numpy_rng("imbalanced", self.seed, number)
             share = random.dirichlet(np.ones(len(task.classes)))
             wanted = random.multinomial(len(task.field), share)
             kept = [
@@ -100,10 +100,10 @@ class Stream:
     def fraction(self, share: float) -> "Stream":
         """Keep this share of every task's D^u."""
         if not 0 < share <= 1:
-            raise BadInput(f"fraction of D^u is {share}; give a number in (0, 1]")
+            raise InputError(f"fraction of D^u is {share}; give a number in (0, 1]")
 
         def draw(number: int, task: Task) -> Labelled:
-            order = chance("fraction", self.seed, number).permutation(len(task.field))
+            order = numpy_rng("fraction", self.seed, number).permutation(len(task.field))
             return task.field.only(np.sort(order[: round(share * len(order))]))
 
         return self._with_fields(draw)
@@ -111,7 +111,7 @@ class Stream:
     def noisy(self, *, stream: float = 0.0, test: float = 0.0) -> "Stream":
         """Gaussian noise on D^u and on D^e, σ in [0, 1] pixels, clipped."""
         if stream < 0 or test < 0:
-            raise BadInput(f"noise is {min(stream, test)}; a standard deviation is at least 0")
+            raise InputError(f"noise is {min(stream, test)}; a standard deviation is at least 0")
         tasks = tuple(
             replace(
                 task,
@@ -182,7 +182,7 @@ class Stream:
         seen = self.seen(number)
         parts = [self._chunk(number, n) for n in seen]
         stream = joined(parts, [int(starts[n]) for n in seen])
-        random = chance("stream", self.seed, number)
+        random = numpy_rng("stream", self.seed, number)
         order = random.permutation(len(stream))
         if self.order == "correlated":
             rank = random.permutation(len(self.classes))
@@ -197,7 +197,7 @@ class Stream:
         if self.again:
             return part
         first = next(s for s, group in enumerate(self.groups) if task in group)
-        order = chance("chunks", self.seed, task).permutation(len(part))
+        order = numpy_rng("chunks", self.seed, task).permutation(len(part))
         return part.only(np.array_split(order, len(self.groups) - first)[number - first])
 
     def check(self) -> None:
@@ -274,15 +274,15 @@ def split(
             label = position[name]
             rows = np.flatnonzero(dataset.train.labels == label)
             if not len(rows):
-                raise BadInput(f"class '{name}' of {dataset.name} has no training images")
+                raise InputError(f"class '{name}' of {dataset.name} has no training images")
             train.append(rows)
             rows = np.flatnonzero(dataset.test.labels == label)
             if len(rows) < 2:
-                raise BadInput(
+                raise InputError(
                     f"class '{name}' of {dataset.name} has {len(rows)} test image(s); at least 2 "
                     "are needed, one half to stream and one to evaluate"
                 )
-            rows = chance("halves", seed, name).permutation(rows)
+            rows = numpy_rng("halves", seed, name).permutation(rows)
             half = math.ceil(len(rows) / 2)
             field.append(np.sort(rows[:half]))
             test.append(np.sort(rows[half:]))
@@ -306,11 +306,11 @@ def concat(*streams: Stream) -> Stream:
     names = [name for stream in streams for name in stream.classes]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
-        raise BadInput(
+        raise InputError(
             f"class '{min(twice)}' is in two of the streams to join; class names must be disjoint"
         )
     if len({(s.seed, s.again, s.order, s.together, s.tasks[0].field.noise) for s in streams}) > 1:
-        raise BadInput("the streams to join have different seeds or modifiers; modify them after")
+        raise InputError("the streams to join have different seeds or modifiers; modify them after")
     starts = np.cumsum([len(stream.tasks) for stream in streams])[:-1]
     return replace(
         first,
@@ -333,13 +333,15 @@ def _groups(
     if not isinstance(tasks, int):
         groups = [list(group) for group in tasks]
         if not all(groups):
-            raise BadInput("the class order has an empty task; give every task at least one class")
+            raise InputError(
+                "the class order has an empty task; give every task at least one class"
+            )
         _check_names([name for group in groups for name in group], dataset)
         return groups
     names = list(order) if order is not None else list(dataset.classes)
     _check_names(names, dataset)
     if not 1 <= tasks <= len(names):
-        raise BadInput(
+        raise InputError(
             f"{tasks} tasks asked of {dataset.name}, which has {len(names)} classes; "
             f"give between 1 and {len(names)}"
         )
@@ -349,9 +351,9 @@ def _groups(
 def _check_names(names: list[str], dataset: Dataset) -> None:
     for name in names:
         if name not in dataset.classes:
-            raise BadInput(
+            raise InputError(
                 f"the class order names '{name}', which {dataset.name} does not have; "
                 f"it has for example '{dataset.classes[0]}'"
             )
         if names.count(name) > 1:
-            raise BadInput(f"the class order names '{name}' twice; each class has one task")
+            raise InputError(f"the class order names '{name}' twice; each class has one task")

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from dosapp.errors import BadInput, unknown
+from dosapp.errors import InputError, unknown_name
 
 PAPER_RATE = 7.5e-6
 TUNED = Path(__file__).parent / "backbones" / "tiny" / "rates.yaml"  # chosen by `dosapp tune`
@@ -27,14 +27,14 @@ class Checked(BaseModel):
         """The settings, or one sentence about the first thing wrong with them."""
         for key in values:
             if key not in cls.model_fields:
-                raise unknown(f"key in {where}", str(key), cls.model_fields)
+                raise unknown_name(f"key in {where}", str(key), cls.model_fields)
         try:
             return cls(**values)
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])
             why = first["msg"].removeprefix("Value error, ")
-            raise BadInput(f"{name} is {first['input']!r}: {why[0].lower()}{why[1:]}") from error
+            raise InputError(f"{name} is {first['input']!r}: {why[0].lower()}{why[1:]}") from error
 
 
 class LearnerSettings(Checked):
@@ -121,13 +121,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text())
     except FileNotFoundError as error:
-        raise BadInput(f"settings file '{path}' does not exist") from error
+        raise InputError(f"settings file '{path}' does not exist") from error
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise BadInput(f"settings file '{path}' is not YAML ({error})") from error
+        raise InputError(f"settings file '{path}' is not YAML ({error})") from error
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise BadInput(f"settings file '{path}' is a {type(values).__name__}; give key: value")
+        raise InputError(f"settings file '{path}' is a {type(values).__name__}; give key: value")
     return values
 
 
@@ -135,7 +135,7 @@ def named_options(values: Mapping[str, Any]) -> dict[str, Any]:
     """The method's own settings in a file."""
     options = values.get("options") or {}
     if not isinstance(options, dict):
-        raise BadInput(f"options are '{options}'; write them as name: value")
+        raise InputError(f"options are '{options}'; write them as name: value")
     return options
 
 
@@ -145,11 +145,15 @@ def parsed(pairs: list[str]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise BadInput(f"--set got '{pair}'; write it as name=value, for example sparsity=0.3")
+            raise InputError(
+                f"--set got '{pair}'; write it as name=value, for example sparsity=0.3"
+            )
         try:
             result[key.strip()] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise BadInput(f"--set {key} got '{value}', which cannot be read as a value") from error
+            raise InputError(
+                f"--set {key} got '{value}', which cannot be read as a value"
+            ) from error
     return result
 
 

@@ -22,9 +22,9 @@ from torch.nn.functional import normalize
 
 from dosapp.backbones.base import Begun, Captions, Insert, Pixels
 from dosapp.backbones.tower import Tokens, attention, block, compiled, recomputed, walk
-from dosapp.errors import BadInput, unknown
-from dosapp.runtime.devices import device
-from dosapp.runtime.process_memory import keep_memory
+from dosapp.errors import InputError, unknown_name
+from dosapp.runtime.devices import resolve_device
+from dosapp.runtime.process_memory import retain_freed_memory
 from dosapp.settings import LearnerSettings
 
 P = ParamSpec("P")
@@ -63,7 +63,7 @@ def transformers() -> Any:
         import transformers as library
         from transformers import CLIPModel  # noqa: F401  (fails late if torchvision is broken)
     except Exception as error:
-        raise BadInput(
+        raise InputError(
             f"transformers cannot be imported ({type(error).__name__}: {error}); if a torchvision "
             "that does not match your torch is installed, 'pip uninstall torchvision' mends it"
         ) from error
@@ -105,9 +105,9 @@ class Clip:
         self._precision, self._microbatch, self._through = torch.float32, 0, block
 
     def compute(self, settings: LearnerSettings) -> None:
-        where = device(settings.device)
+        where = resolve_device(settings.device)
         if where.type == "cpu":
-            keep_memory()
+            retain_freed_memory()
         self.model.to(where)
         self._precision = getattr(torch, settings.precision)
         self._microbatch = settings.microbatch
@@ -335,13 +335,13 @@ def load(name: str) -> Clip:
     folder = TINY if name == "tiny" else Path(source)
     local = folder.is_dir()
     if not local and source[:1] in ("/", ".", "~"):
-        raise BadInput(
+        raise InputError(
             f"backbone folder '{name}' does not exist (from '{Path.cwd()}'); give another"
         )
     if not local and "/" not in source:
-        raise unknown("backbone", name, ["tiny", *KNOWN], "dosapp backbones")
+        raise unknown_name("backbone", name, ["tiny", *KNOWN], "dosapp backbones")
     if local and not (folder / "config.json").exists():
-        raise BadInput(
+        raise InputError(
             f"backbone folder '{name}' has no config.json; it must be a folder written by "
             "CLIPModel.save_pretrained with its tokenizer and processor"
         )
@@ -353,7 +353,7 @@ def load(name: str) -> Clip:
         processing = read_processing(where)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0][:160]
-        raise BadInput(
+        raise InputError(
             f"backbone '{name}' could not be loaded ({reason}); use 'tiny', one of "
             f"{', '.join(KNOWN)} (needs the hub or its cache), or a folder written by "
             "save_pretrained with its tokenizer and preprocessor_config.json"

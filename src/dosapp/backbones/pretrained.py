@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dosapp.backbones.base import Backbone
 from dosapp.backbones.clip import load as load_backbone
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 
 
 class Origin:
@@ -20,7 +20,7 @@ class Origin:
         net = self._given or load_backbone(self.name)
         found = net.fingerprint()
         if found != self.fingerprint:
-            raise BadInput(
+            raise InputError(
                 f"the learner began from a backbone of fingerprint {self.fingerprint}, but "
                 f"'{self.name}' has {found}; use the one it had"
             )

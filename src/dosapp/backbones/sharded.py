@@ -18,10 +18,10 @@ class Shared(Added):
     def pool_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
         if insert is not None:  # made for the whole batch
             return self.inner.pool_image(pixels, insert)
-        return distributed.shared(self.inner.pool_image, pixels)
+        return distributed.encode_sharded(self.inner.pool_image, pixels)
 
     def encode_text(self, captions: Captions) -> Tensor:
-        return distributed.shared(self.inner.encode_text, captions)
+        return distributed.encode_sharded(self.inner.encode_text, captions)
 
     def begin_image(self, pixels: Tensor) -> Tensor:
         return pixels  # through the trunk when they have been shared out

@@ -14,7 +14,7 @@ from dosapp.bench.model import pictures, random_clip
 from dosapp.data.base import Prompts
 from dosapp.functional.masks import Mask, Scores, top_fraction
 from dosapp.methods.dosapp import DoSAPP
-from dosapp.runtime.process_memory import keep_memory
+from dosapp.runtime.process_memory import retain_freed_memory
 from dosapp.settings import PAPER_RATE
 from dosapp.student.student import Selection, Student
 
@@ -28,7 +28,7 @@ class Sides:
     def __init__(
         self, config: Mapping[str, Any], *, double: bool = False, lr: float = RATE
     ) -> None:
-        keep_memory()  # as every learner does; the plain side gains as much
+        retain_freed_memory()  # as every learner does; the plain side gains as much
         net, other = random_clip(config), random_clip(config)
         if double:
             net.model.double()
@@ -182,7 +182,7 @@ def _stopwatch(student: Student) -> Iterator[list[float]]:
         return wrapped
 
     assert student._optimizer is not None
-    watched = [(student, "smooth"), (student._optimizer, "step")]
+    watched = [(student, "ema_update"), (student._optimizer, "step")]
     watched += [(e, name) for e in student._entries.values() for name in ("gather", "scatter")]
     for owner, name in watched:
         setattr(owner, name, timed(getattr(owner, name)))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dosapp.backbones.clip import MEAN, STD, Clip, transformers
-from dosapp.runtime.rng import torch_chance
+from dosapp.runtime.rng import torch_rng
 
 WORDS, LENGTH = 4, 12  # tokens every prompt begins with, after the start; tokens in all
 
@@ -26,7 +26,7 @@ class Tokenizer:
         return {"input_ids": [[self.end - 1, *common, *ids, self.end] for ids in own]}
 
     def _ids(self, word: str, count: int) -> list[int]:
-        generator = torch_chance("bench", word)
+        generator = torch_rng("bench", word)
         found: list[int] = torch.randint(1, self.words, (count,), generator=generator).tolist()
         return found
 
@@ -75,4 +75,4 @@ def random_clip(config: Mapping[str, Any], seed: int = 0) -> Clip:
 
 
 def pictures(count: int, pixels: int, word: str = "pictures") -> Tensor:
-    return torch.rand(count, 3, pixels, pixels, generator=torch_chance("bench", word))
+    return torch.rand(count, 3, pixels, pixels, generator=torch_rng("bench", word))

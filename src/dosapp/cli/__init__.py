@@ -5,8 +5,8 @@ import sys
 import warnings
 
 from dosapp.cli.console import app, err
-from dosapp.errors import BadInput
-from dosapp.runtime.process_memory import keep_memory
+from dosapp.errors import InputError
+from dosapp.runtime.process_memory import retain_freed_memory
 
 # `dosapp --help` has this order
 # isort: off
@@ -16,13 +16,13 @@ from dosapp.cli import experiments, catalogue, learners, serving, maintenance  #
 
 def main() -> None:
     """The one place where a user's mistake becomes a sentence and exit code 2."""
-    keep_memory()  # before there are threads
+    retain_freed_memory()  # before there are threads
     if os.environ.get("RANK", "0") != "0":  # of several processes under torchrun the first speaks
         sys.stdout, err.quiet = open(os.devnull, "w"), True  # noqa: SIM115
     warnings.showwarning = lambda message, *_: err.print(f"note: {message}")
     try:
         app()
-    except BadInput as error:
+    except InputError as error:
         err.print(f"dosapp: {error}")
         sys.exit(2)
     except OSError as error:

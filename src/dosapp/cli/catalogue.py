@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from dosapp.cli.console import Json, app, out
-from dosapp.errors import unknown
+from dosapp.errors import unknown_name
 
 
 @app.command()
@@ -25,7 +25,7 @@ def methods(
         return
 
     if name is not None and name not in METHODS:
-        raise unknown("method", name, METHODS, "dosapp methods")
+        raise unknown_name("method", name, METHODS, "dosapp methods")
     chosen = {n: kind for n, kind in METHODS.items() if name in (None, n)}
     facts: dict[str, dict[str, Any]] = {
         n: {

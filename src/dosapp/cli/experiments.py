@@ -11,7 +11,7 @@ from rich.status import Status
 
 from dosapp.cli.console import Config, Json, SetOption, app, err, out, show
 from dosapp.cli.flags import with_settings
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.settings import RunSettings, parsed, read_yaml
 
 if TYPE_CHECKING:
@@ -76,11 +76,11 @@ def run(
     from dosapp.runtime import distributed
 
     settings = settings_from(config, {**flags, "options": parsed(options or [])})
-    with distributed.joined(settings.device):
+    with distributed.process_group(settings.device):
         planned = plan(settings)
         place = folder or Store(Path("runs")).place(planned)
         with (
-            distributed.writing(place) as here,
+            distributed.rank_folder(place) as here,
             progress(planned.settings.method, err) as shown,
             closing(Tracked(here, planned.settings, _tracks(track), shown)) as watch,
         ):
@@ -130,7 +130,7 @@ def grid(
         show(finished, as_json)
     failed = [o for o in outcomes if o.result is None]
     if failed:
-        raise BadInput(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
+        raise InputError(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
 
 
 @app.command()
@@ -189,7 +189,9 @@ def reproduce(
         try:
             with err.status("measuring a few steps of each kind of run"):
                 err.print(_costs(estimate(planned)))
-        except BadInput as error:  # data or backbone are elsewhere: the list is right all the same
+        except (
+            InputError
+        ) as error:  # data or backbone are elsewhere: the list is right all the same
             err.print(f"note: what they cost cannot be estimated here: {error}")
         return
     failed: list[Outcome] = []
@@ -204,7 +206,7 @@ def reproduce(
             err.print(f"note: {reason}")
     print(json.dumps([book.facts() for book in found]) if as_json else markdown(found))
     if failed:
-        raise BadInput(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
+        raise InputError(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
     place = folder / f"ledger-{scale}{'' if name == 'all' else '-' + name}"
     write(found, place)
     if not as_json:
@@ -236,7 +238,7 @@ def estimate(
 
     many = config is not None and bool({"runs", "seeds"} & set(read_yaml(config)))
     if many and (flags or options):
-        raise BadInput(f"'{config}' describes many runs; flags cannot change them here")
+        raise InputError(f"'{config}' describes many runs; flags cannot change them here")
     chosen = {**flags, "options": parsed(options or [])}
     planned = runs_in(config) if many and config else [settings_from(config, chosen)]
     with err.status("measuring a few steps of each kind of run"):
@@ -282,7 +284,7 @@ def tune(
     try:
         wanted = [float(r) for r in rates.split(",")] if rates else RATES
     except ValueError as error:
-        raise BadInput(f"rates are '{rates}'; write them as 1e-4,3e-4") from error
+        raise InputError(f"rates are '{rates}'; write them as 1e-4,3e-4") from error
     found = Rates.read(file)
     for method in methods.split(","):
         settings = settings_from(

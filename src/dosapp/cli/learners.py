@@ -10,7 +10,7 @@ from rich.text import Text
 
 from dosapp.cli.console import Json, LearnerFolder, SetOption, app, out
 from dosapp.cli.flags import with_settings
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.settings import LearnerSettings, parsed
 
 
@@ -25,7 +25,7 @@ def new(
     from dosapp.learner.learner import Learner
 
     if folder.exists():
-        raise BadInput(f"'{folder}' is there already; choose another folder")
+        raise InputError(f"'{folder}' is there already; choose another folder")
     Learner(LearnerSettings.checked({**flags, "options": parsed(options or [])})).save(
         folder, "new"
     )
@@ -115,10 +115,10 @@ def history_gc(
 ) -> None:
     """Drop old versions; the oldest that stays takes in what came before it."""
     from dosapp.learner.learner import Learner
-    from dosapp.runtime.files import locked
+    from dosapp.runtime.files import lock_folder
 
     history = Learner.history_of(folder)
-    with locked(folder):
+    with lock_folder(folder):
         gone = history.forget(keep)
     out.print(f"{gone} version(s) dropped")
 

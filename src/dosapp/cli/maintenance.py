@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from dosapp.cli.console import Json, app, err, out
-from dosapp.errors import BadInput, unknown
+from dosapp.errors import InputError, unknown_name
 
 
 @app.command()
@@ -22,7 +22,7 @@ def pretrain(
     from dosapp.backbones.pretrain import pretrain as train
 
     if folder.exists() and any(folder.iterdir()):
-        raise BadInput(f"'{folder}' is not empty; choose another --out")
+        raise InputError(f"'{folder}' is not empty; choose another --out")
     ticks = iter(track(range(steps), "pretraining", console=err))
 
     def watch(step: int, loss: float) -> None:
@@ -55,7 +55,7 @@ def bench(
     from dosapp.report.speed import details, slopes, table, write_speed
 
     if model not in MODELS:
-        raise unknown("model", model, MODELS)
+        raise unknown_name("model", model, MODELS)
     config = MODELS[model]()
     with err.status(f"building {model}") as status:
         found = {

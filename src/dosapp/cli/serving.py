@@ -8,7 +8,7 @@ import typer
 
 from dosapp.cli.console import Json, LearnerFolder, app, err, out
 from dosapp.cli.flags import with_settings
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.service.settings import ServiceSettings, check_learner
 
 
@@ -36,9 +36,9 @@ def serve(
 
     place = learner or folder or (Path("my-learner") if demo else None)
     if place is None:
-        raise BadInput("which learner? give its folder, or --demo to make one")
+        raise InputError("which learner? give its folder, or --demo to make one")
     if replicas and follow:
-        raise BadInput("--replicas has readers of its own; leave out --follow")
+        raise InputError("--replicas has readers of its own; leave out --follow")
     settings: ServiceSettings = ServiceSettings.checked(flags)
     canary = None
     if demo and not follow:
@@ -144,7 +144,7 @@ def client_learn(
 
         job = _client(url, token).learn(lesson, watch=watch)
     if job["state"] != "done":
-        raise BadInput(f"the lesson is {job['state']}: {job['said']}")
+        raise InputError(f"the lesson is {job['state']}: {job['said']}")
     out.print(f"version {job['version']}: {job['said']}")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 
 Rows = NDArray[np.int64]
 
@@ -117,11 +117,13 @@ class Control:
 
 def check_class_names(names: Sequence[str], where: str) -> None:
     if not names:
-        raise BadInput(f"{where} has no classes; give a folder with one folder for each class")
+        raise InputError(f"{where} has no classes; give a folder with one folder for each class")
     seen: set[str] = set()
     for name in names:
         if not name.strip():
-            raise BadInput(f"{where} has an empty class name; every class needs a name to be read")
+            raise InputError(
+                f"{where} has an empty class name; every class needs a name to be read"
+            )
         if name in seen:
-            raise BadInput(f"{where} names the class '{name}' twice; class names must differ")
+            raise InputError(f"{where} names the class '{name}' twice; class names must differ")
         seen.add(name)

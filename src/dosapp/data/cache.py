@@ -20,8 +20,15 @@ import torch
 from torch import Tensor
 
 from dosapp.data.base import Listing, Part, Rows, Source
-from dosapp.errors import BadInput
-from dosapp.runtime.files import locked, made, read_json, unwritable, write_bytes, write_json
+from dosapp.errors import InputError
+from dosapp.runtime.files import (
+    ensure_dir,
+    lock_folder,
+    read_json,
+    storage_error,
+    write_bytes,
+    write_json,
+)
 
 FORMAT = 1
 
@@ -80,7 +87,7 @@ class Decoded:
     def _fault(self, row: int) -> str:
         try:
             self.source.decode(row)
-        except BadInput as error:
+        except InputError as error:
             return str(error)
         return ""
 
@@ -105,7 +112,7 @@ class Decoded:
         place = self.folder / f"{self.name}.npy"
         if place.exists():
             return
-        with locked(made(self.folder), wait=True):
+        with lock_folder(ensure_dir(self.folder), wait=True):
             if not place.exists():
                 self._make(place)
 
@@ -129,7 +136,7 @@ class Decoded:
             os.chmod(temporary, 0o644)  # others may share the cache
             os.replace(temporary, place)  # last: a map that is there is whole
         except OSError as error:
-            raise unwritable(place, error) from error
+            raise storage_error(place, error) from error
         finally:
             Path(temporary).unlink(missing_ok=True)
 

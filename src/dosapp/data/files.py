@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 from torch import Tensor
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".webp", ".tif", ".tiff"}
 Prepare = Callable[[Image.Image], Tensor]
@@ -88,7 +88,7 @@ def _in_tar(path: Path) -> dict[str, Place]:
                 if file.isreg() and file.sparse is None:
                     found[name] = Place(path, name, file.offset_data, file.size)
     except (tarfile.TarError, OSError, KeyError) as error:
-        raise BadInput(f"'{path}' is not an uncompressed tar archive ({error})") from error
+        raise InputError(f"'{path}' is not an uncompressed tar archive ({error})") from error
     return found
 
 
@@ -117,7 +117,7 @@ class Files:
             try:
                 stat = place.path.stat()
             except OSError as error:
-                raise BadInput(f"image '{place}' cannot be read ({error.strerror})") from error
+                raise InputError(f"image '{place}' cannot be read ({error.strerror})") from error
             where = [str(place.path.resolve()), place.start, place.size]
             seen.append([*where, stat.st_size, stat.st_mtime_ns])
         return seen
@@ -129,7 +129,7 @@ class Files:
             try:
                 content = hashlib.sha256(place.read()).hexdigest()[:12]
             except OSError as error:
-                raise BadInput(f"image '{place}' cannot be read ({error.strerror})") from error
+                raise InputError(f"image '{place}' cannot be read ({error.strerror})") from error
             self._keys[row] = f"{place.name(self.root)}:{content}"
         return self._keys[row]
 
@@ -144,9 +144,9 @@ def opened(image: Callable[[], Image.Image], place: object) -> Image.Image:
         with image() as found:
             return found.convert("RGB")
     except FileNotFoundError as error:
-        raise BadInput(f"image '{place}' does not exist") from error
+        raise InputError(f"image '{place}' does not exist") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = str(error).partition(" <")[0]  # Pillow names the buffer; we name the file
-        raise BadInput(
+        raise InputError(
             f"image '{place}' cannot be read ({reason}); replace or remove it"
         ) from error

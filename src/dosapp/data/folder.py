@@ -17,15 +17,15 @@ import numpy as np
 
 from dosapp.data.base import Listed, Listing
 from dosapp.data.files import SUFFIXES, Files, Place, Prepare, Tree, tree, unwrapped
-from dosapp.errors import BadInput
-from dosapp.runtime.rng import chance
+from dosapp.errors import InputError
+from dosapp.runtime.rng import numpy_rng
 
 Found = list[tuple[Place, str]]  # picture, class name
 
 
 def own_data(place: Path, prepare: Prepare) -> Listed:
     if not place.exists():
-        raise BadInput(f"data '{place}' does not exist; give a folder of class folders or a CSV")
+        raise InputError(f"data '{place}' does not exist; give a folder of class folders or a CSV")
     train, test = found_in(place)
     names = sorted({name for _, name in train} | {name for _, name in test})
     root = place if place.is_dir() else place.parent
@@ -71,7 +71,7 @@ def from_folders(names: Tree, root: Path) -> tuple[Found, Found]:
     )  # fmt: skip
     lonely = {name for _, name in train} ^ {name for _, name in test}
     if lonely:
-        raise BadInput(
+        raise InputError(
             f"class '{min(lonely)}' of '{root}' is in only one of train and test; "
             "both need every class"
         )
@@ -85,7 +85,9 @@ def _classes(names: Tree, root: Path) -> Found:
         if "/" in name and place.suffix in SUFFIXES
     ]
     if not found:
-        raise BadInput(f"'{root}' has no class folders with images; put one folder per class in it")
+        raise InputError(
+            f"'{root}' has no class folders with images; put one folder per class in it"
+        )
     return sorted(found, key=lambda item: item[1])
 
 
@@ -100,7 +102,7 @@ def thirds(names: Sequence[str]) -> tuple[list[int], list[int]]:
     test: list[int] = []
     for name in sorted(set(names)):
         mine = [row for row, other in enumerate(names) if other == name]
-        order = chance("thirds", name).permutation(len(mine))
+        order = numpy_rng("thirds", name).permutation(len(mine))
         cut = max(2, len(mine) // 3) if len(mine) > 2 else len(mine) // 2
         test += [mine[i] for i in sorted(order[:cut])]
         train += [mine[i] for i in sorted(order[cut:])]
@@ -141,7 +143,7 @@ def _pairs(names: Tree, shard: Path) -> Found:
             try:
                 said = json.loads(place.read())
             except ValueError as error:
-                raise BadInput(f"'{shard}' has a '{name}' that is not JSON ({error})") from error
+                raise InputError(f"'{shard}' has a '{name}' that is not JSON ({error})") from error
             if (
                 isinstance(said, dict)
                 and (found := said.get("label", said.get("class"))) is not None
@@ -154,10 +156,10 @@ def _pairs(names: Tree, shard: Path) -> Found:
         if place.suffix in SUFFIXES:
             label = labels.get(_key(name))
             if not label:
-                raise BadInput(f"'{shard}' has a picture '{name}' without a .cls beside it")
+                raise InputError(f"'{shard}' has a picture '{name}' without a .cls beside it")
             pairs.append((place, label))
     if not pairs:
-        raise BadInput(f"'{shard}' has no pictures in it")
+        raise InputError(f"'{shard}' has no pictures in it")
     return pairs
 
 
@@ -166,17 +168,17 @@ def _from_csv(path: Path) -> tuple[Found, Found]:
         with path.open(newline="", encoding="utf-8-sig") as file:  # Excel writes a mark first
             rows = list(csv.DictReader(file, skipinitialspace=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"'{path}' cannot be read as CSV ({error})") from error
+        raise InputError(f"'{path}' cannot be read as CSV ({error})") from error
     if not rows or not {"path", "label"} <= set(rows[0]):
-        raise BadInput(f"'{path}' needs a header with the columns path and label, and some rows")
+        raise InputError(f"'{path}' needs a header with the columns path and label, and some rows")
     if not all(row["path"] and row["label"] for row in rows):
-        raise BadInput(f"'{path}' has a row without a path or a label; every picture needs both")
+        raise InputError(f"'{path}' has a row without a path or a label; every picture needs both")
     found = [(Place(path.parent / row["path"]), row["label"]) for row in rows]
     splits = [row.get("split") for row in rows]
     if not any(splits):
         return _thirds(found)
     strange = [str(s or "") for s in splits if s not in ("train", "test")]
     if strange:
-        raise BadInput(f"'{path}' has the split '{strange[0]}'; use train or test")
+        raise InputError(f"'{path}' has the split '{strange[0]}'; use train or test")
     pairs = list(zip(found, splits, strict=True))
     return [f for f, s in pairs if s == "train"], [f for f, s in pairs if s == "test"]

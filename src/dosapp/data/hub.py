@@ -15,7 +15,7 @@ from dosapp.data.base import Listed, Listing, Rows
 from dosapp.data.files import Prepare, opened
 from dosapp.data.folder import thirds
 from dosapp.data.paper_sets.datasets import Known
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 
 TEST = ("test", "validation", "valid", "val")
 LABELS = ("label", "labels", "fine_label", "class", "category", "target")
@@ -43,11 +43,11 @@ def table_data(where: str, prepare: Prepare) -> Listed:
     here = Path(where).exists()
     tables = _loaded(where, f"'{where}' has no table in it" if here else f"'{where}' is not here")
     if "train" not in tables:
-        raise BadInput(f"'{where}' has the splits {', '.join(tables)}, but none named train")
+        raise InputError(f"'{where}' has the splits {', '.join(tables)}, but none named train")
     train, test = tables["train"], next((tables[n] for n in TEST if n in tables), None)
     picture, label = _columns(train.features, where)
     if test is not None and label not in test.features:
-        raise BadInput(f"'{where}' has no column '{label}' in its test split; it cannot be asked")
+        raise InputError(f"'{where}' has no column '{label}' in its test split; it cannot be asked")
     names = getattr(train.features[label], "names", None)
     values: Sequence[Any] = range(len(names)) if names else _values(train, test, label)
 
@@ -71,7 +71,7 @@ def _labels(table: Any, label: str, values: Sequence[Any], where: str) -> Rows:
     given = table[label]
     strange = next((row for row, value in enumerate(given) if value not in place), None)
     if strange is not None:
-        raise BadInput(
+        raise InputError(
             f"'{where}' has the label {given[strange]} in row {strange}, which is no class; "
             "a split without labels cannot be used"
         )
@@ -91,7 +91,7 @@ def _loaded(
     try:
         import datasets
     except ImportError as error:
-        raise BadInput(
+        raise InputError(
             f"{otherwise}; tables and the hub need pip install 'dosapp[hub]' ({where})"
         ) from error
     try:
@@ -99,7 +99,7 @@ def _loaded(
     except Exception as error:  # the library raises many kinds
         first = str(error).partition("\n")[0]
         who = "the table cannot be read" if Path(where).exists() else "the hub did not give it"
-        raise BadInput(f"{otherwise}, and {who} ({where}: {first})") from error
+        raise InputError(f"{otherwise}, and {who} ({where}: {first})") from error
 
 
 def _columns(features: Any, where: str) -> tuple[str, str]:
@@ -109,7 +109,7 @@ def _columns(features: Any, where: str) -> tuple[str, str]:
     label = next((n for n in (*classes, *LABELS) if n in kinds and n != picture), None)
     if picture is None or label is None:
         missing = "pictures" if picture is None else f"labels (like {', '.join(LABELS)})"
-        raise BadInput(f"'{where}' has the columns {', '.join(kinds)}, but none with {missing}")
+        raise InputError(f"'{where}' has the columns {', '.join(kinds)}, but none with {missing}")
     return picture, label
 
 

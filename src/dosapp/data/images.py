@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dosapp.data.base import Part, Pictures, Rows
 from dosapp.data.prefetch import ahead
-from dosapp.runtime.rng import chance
+from dosapp.runtime.rng import numpy_rng
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Unlabelled:
 
     def _noisy(self, picture: Tensor, key: str) -> Tensor:
         """The same picture always gets the same noise, whoever reads it."""
-        noise = chance("noise", self.seed, key).standard_normal(picture.shape, dtype=np.float32)
+        noise = numpy_rng("noise", self.seed, key).standard_normal(picture.shape, dtype=np.float32)
         return (picture + self.noise * torch.from_numpy(noise)).clamp(0, 1)
 
     def batches(self, size: int, start: int = 0) -> Iterator[Tensor]:

@@ -14,7 +14,7 @@ from dosapp.data.paper_sets.datasets import KNOWN, known_data
 from dosapp.data.synthetic.domain import Domain
 from dosapp.data.synthetic.shapes import SHAPES
 from dosapp.data.synthetic.signs import SIGNS
-from dosapp.errors import unknown
+from dosapp.errors import unknown_name
 
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 DOMAINS: Mapping[str, Domain] = {domain.name: domain for domain in (SHAPES, SIGNS)}
@@ -38,7 +38,9 @@ def load_dataset(
         return _decoded(local or hub_data(name, net.picture), net, skip_bad)
     place = Path(name)
     if not name or (not place.exists() and "/" not in name and "." not in name):
-        raise unknown("dataset", name, [*DOMAINS, *KNOWN], "dosapp datasets; or a path that exists")
+        raise unknown_name(
+            "dataset", name, [*DOMAINS, *KNOWN], "dosapp datasets; or a path that exists"
+        )
     if is_table(place) if place.exists() else HUB_ID.fullmatch(name):
         return _decoded(table_data(name, net.picture), net, skip_bad)
     return _decoded(own_data(place, net.picture), net, skip_bad)

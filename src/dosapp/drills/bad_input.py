@@ -22,7 +22,7 @@ import numpy as np
 
 from dosapp.drills.service_process import pictures, small_learner
 from dosapp.learner.learner import Learner
-from dosapp.runtime.rng import chance
+from dosapp.runtime.rng import numpy_rng
 from dosapp.service.service import opened
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
@@ -131,7 +131,7 @@ def bad_requests(given: Given, count: int) -> Iterator[tuple[str, set[int], Requ
     ]
     for n in range(count):
         kind, meant = kinds[n % len(kinds)]
-        yield kind.__name__[1:].replace("_", " "), meant, kind(chance("bad", n), given)
+        yield kind.__name__[1:].replace("_", " "), meant, kind(numpy_rng("bad", n), given)
 
 
 def _upload(data: bytes, path: str = "/predict", name: str = "images") -> Request:

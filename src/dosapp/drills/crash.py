@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from dosapp.drills.service_process import Served, lesson, pictures, served, small_learner
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.history.history import Version
 from dosapp.learner.learner import Learner
-from dosapp.runtime.rng import chance
+from dosapp.runtime.rng import numpy_rng
 from dosapp.scenario import Stream
 
 BATCH, INTERVAL = 8, 4
@@ -48,7 +48,7 @@ def drill(
 ) -> dict[str, Any]:
     stream = small_learner(folder)
     history = Learner.history_of(folder)
-    images, seen, random = pictures(stream), Seen(), chance("crash")
+    images, seen, random = pictures(stream), Seen(), numpy_rng("crash")
     lost: list[str] = []
     unkept = 0
     for life in range(kills + 1):
@@ -88,7 +88,9 @@ def _learns_on(service: Served, images: list[bytes], head: int) -> None:
     with service.client() as client:
         while client.predict(images[:BATCH], top=1)["version"] == head:
             if time.monotonic() > until:
-                raise BadInput(f"after the last kill no version came within {PATIENCE:.0f} seconds")
+                raise InputError(
+                    f"after the last kill no version came within {PATIENCE:.0f} seconds"
+                )
 
 
 def _lost(head: int, versions: Sequence[Version], seen: Seen) -> list[str]:
@@ -132,13 +134,13 @@ def _work(
             seen.errors.append(why)
 
     def asks(who: int) -> None:
-        random = chance("asks", who, turn)
+        random = numpy_rng("asks", who, turn)
         with service.client() as client:
             while not killed.is_set():
                 rows = random.integers(0, len(images), 4).tolist()
                 try:
                     said = client.predict([images[row] for row in rows], top=1)
-                except BadInput as error:
+                except InputError as error:
                     failed(str(error))
                     continue
                 seen.versions.add(said["version"])
@@ -152,7 +154,7 @@ def _work(
             while not killed.wait(0.02):
                 try:
                     seen.adapted = client.status()["signals"]["adapted"]
-                except BadInput as error:
+                except InputError as error:
                     failed(str(error))
 
     def teaches() -> None:
@@ -162,7 +164,7 @@ def _work(
         with service.client() as client:
             try:
                 job = client.learn_zip(data)
-            except BadInput as error:
+            except InputError as error:
                 failed(str(error))
                 return
         if job["state"] == "done":

@@ -20,7 +20,7 @@ from dosapp.backbones.clip import load
 from dosapp.experiments.plan import open_stream
 from dosapp.history.record import State
 from dosapp.learner.learner import Learner
-from dosapp.runtime.rng import chance
+from dosapp.runtime.rng import numpy_rng
 from dosapp.scenario import Stream
 from dosapp.service.guards import Canary
 from dosapp.service.reader import Published
@@ -107,7 +107,7 @@ class Stage:
 
     def streams(self) -> Iterator[tuple[str, Tensor]]:
         """Each `uint8 [n, 3, H, W]`, n the same for all."""
-        random = chance("guards", self.settings.seed)
+        random = numpy_rng("guards", self.settings.seed)
         last = self.stream.session(len(self.stream.groups) - 1).unlabelled
         normal = _bytes(last.read(random.permutation(len(last))))
         count = len(normal)

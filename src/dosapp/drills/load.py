@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from dosapp.drills.service_process import Served, pictures, served, small_learner
-from dosapp.errors import BadInput
-from dosapp.runtime.process_memory import held
-from dosapp.runtime.rng import chance
-from dosapp.service.client import Client, Refused
+from dosapp.errors import InputError
+from dosapp.runtime.process_memory import resident_memory
+from dosapp.runtime.rng import numpy_rng
+from dosapp.service.client import Client, RequestError
 
 FLAGS = ("--skew", "1", "--disagreement", "1", "--adapt-batch", "64", "--interval", "20")
 SHARES = (0.05, 0.15, 0.3, 0.6, 0.9)
@@ -83,12 +83,12 @@ def drill(
                 row[name] = heard[name].facts() | _adapted(service, before[name], answered)
             curve.append(row)
         watch(f"{sustained:.0f} seconds of as much as it takes")
-        memory = [held(on.process.pid)]
+        memory = [resident_memory(on.process.pid)]
         long = Heard()
         end = time.monotonic() + sustained
         while time.monotonic() < end:
             long.add(closed_loop(on, images, min(15.0, sustained)))
-            memory.append(held(on.process.pid))
+            memory.append(resident_memory(on.process.pid))
         ended = on.stop()
     return {
         "capacity": capacity,
@@ -103,7 +103,7 @@ def closed_loop(service: Served, images: list[bytes], seconds: float) -> Heard:
     heard, end = Heard(), time.monotonic() + seconds
 
     def asks(who: int) -> None:
-        random = chance("load", who)
+        random = numpy_rng("load", who)
         with service.client() as client:
             while time.monotonic() < end:
                 _ask(client, _some(images, random), heard)
@@ -120,7 +120,7 @@ def open_loop(
     service: Served, images: list[bytes], rate: float, seconds: float, turn: int = 0
 ) -> Heard:
     """Requests at random moments, on average `rate` per second, whatever has become of the last."""
-    heard, random = Heard(), chance("open", rate, turn)
+    heard, random = Heard(), numpy_rng("open", rate, turn)
     idle: list[Client] = [service.client() for _ in range(64)]
 
     def asks(pictures: list[bytes], due: float) -> None:
@@ -150,12 +150,12 @@ def _ask(client: Client, pictures: list[bytes], heard: Heard, due: float | None 
     try:
         client.predict(pictures, top=1)
         heard.latencies.append(time.perf_counter() - start)
-    except Refused as error:
+    except RequestError as error:
         if error.code == 429:
             heard.busy += 1
         else:
             heard.errors.append(str(error))
-    except BadInput as error:
+    except InputError as error:
         heard.errors.append(str(error))
 
 

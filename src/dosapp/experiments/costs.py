@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from dosapp.errors import unknown
+from dosapp.errors import unknown_name
 from dosapp.experiments.plan import Plan, plan
 from dosapp.experiments.run import machine, now
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import read_json, write_json
-from dosapp.runtime.process_memory import forget_peak, peak
+from dosapp.runtime.process_memory import peak_memory, reset_peak_memory
 from dosapp.scenario import Session
 from dosapp.settings import RunSettings, key_of
 
@@ -55,17 +55,17 @@ class Part:
 def estimate(planned: Sequence[RunSettings], gpu: str | None = None) -> Estimate:
     """From a few steps of each kind of run, times its number of steps."""
     if gpu is not None and gpu not in gpus():
-        raise unknown("GPU", gpu, gpus())
+        raise unknown_name("GPU", gpu, gpus())
     kinds: dict[str, list[RunSettings]] = {}
     for one in planned:
         kind = one.model_dump_json(exclude=ALIKE)
         kinds.setdefault(kind, []).append(one)
     seconds, most = 0.0, 0.0
     for same in kinds.values():
-        forget_peak()
+        reset_peak_memory()
         found, held = parts(plan(same[0]), counted=gpu is not None)
         if gpu is None:
-            each, memory = sum(part.steps * part.seconds for part in found), peak() or 0.0
+            each, memory = sum(part.steps * part.seconds for part in found), peak_memory() or 0.0
         else:
             each = sum(part.steps * on(gpu, part, held, same[0].precision) for part in found)
             memory = (CONTEXT + held + max(part.kept for part in found)) / 1e6

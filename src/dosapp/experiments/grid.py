@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.plan import plan
 from dosapp.experiments.ray_cluster import RETRIES, on_ray
 from dosapp.experiments.result import Result
@@ -54,7 +54,7 @@ def runs_in(path: Path, seeds: str | None = None) -> list[RunSettings]:
     seeds = seeds or asked
     numbers = {"seed": seed_list(str(seeds))} if seeds is not None else {}
     if not isinstance(runs, list) or not all(isinstance(run, dict) for run in runs):
-        raise BadInput(f"'runs' in '{path}' must be a list of settings; see dosapp grid --help")
+        raise InputError(f"'runs' in '{path}' must be a list of settings; see dosapp grid --help")
     planned = [
         RunSettings.checked(one, f"'{path}'")
         for run in runs
@@ -70,7 +70,7 @@ def rows_of(path: Path, results: list[Result]) -> list[Result]:
     place = {name: n for n, name in reversed(list(enumerate(asked)))}
     found = [r for r in results if _name(r.settings) in place]
     if not found:
-        raise BadInput(f"no result here is of a run that '{path}' describes; compute it first")
+        raise InputError(f"no result here is of a run that '{path}' describes; compute it first")
     return sorted(found, key=lambda r: place[_name(r.settings)])
 
 
@@ -98,11 +98,11 @@ def seed_list(text: str) -> list[int]:
         if dash:
             seeds = list(range(int(first), int(last) + 1))
             if not seeds:
-                raise BadInput(f"seeds are '{text}', which is none; write the smaller one first")
+                raise InputError(f"seeds are '{text}', which is none; write the smaller one first")
             return seeds
         return [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise BadInput(f"seeds are '{text}'; write 0-4 or 0,2,5") from error
+        raise InputError(f"seeds are '{text}'; write 0-4 or 0,2,5") from error
 
 
 def grid(
@@ -218,7 +218,7 @@ def compute(settings: RunSettings, folder: Path, keep: bool) -> Outcome:
             shutil.rmtree(place / "learner", ignore_errors=True)
         return Outcome(settings, result)
     except Exception as error:
-        ours = isinstance(error, BadInput)
+        ours = isinstance(error, InputError)
         if place.exists() or not ours:  # a user's mistake before there is a run needs no log
             write_bytes(place / "error.log", traceback.format_exc().encode())
         said = str(error) if ours else f"{type(error).__name__}: {error} (log: {place}/error.log)"

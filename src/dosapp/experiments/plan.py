@@ -11,7 +11,7 @@ from dosapp.backbones.base import Backbone
 from dosapp.backbones.clip import load as load_backbone
 from dosapp.data.base import Dataset, Prompts
 from dosapp.data.registry import load_dataset
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.methods.base import Method
 from dosapp.methods.registry import build, named
 from dosapp.scenario import Stream, concat, split
@@ -24,7 +24,7 @@ def settings_from(path: Path | None, flags: Mapping[str, Any]) -> RunSettings:
     """A file's settings with the flags on top."""
     values = read_yaml(path) if path else {}
     if {"runs", "seeds"} & set(values):
-        raise BadInput(f"'{path}' describes many runs; use: dosapp grid {path}")
+        raise InputError(f"'{path}' describes many runs; use: dosapp grid {path}")
     options = {**named_options(values), **flags.get("options", {})}
     merged = {**values, **flags, "options": options}
     found: RunSettings = RunSettings.checked(merged, str(path) if path else "the settings")
@@ -70,7 +70,9 @@ def open_stream(settings: RunSettings, net: Backbone) -> Stream:
 
 def first_classes(dataset: Dataset, count: int) -> Dataset:
     if count > len(dataset.classes):
-        raise BadInput(f"{count} classes asked of {dataset.name}, which has {len(dataset.classes)}")
+        raise InputError(
+            f"{count} classes asked of {dataset.name}, which has {len(dataset.classes)}"
+        )
     return replace(dataset, classes=dataset.classes[:count])
 
 
@@ -82,7 +84,7 @@ def _order(path: Path | None) -> tuple[list[str] | None, list[list[str]] | None]
         text = path.read_text()
         found = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BadInput(f"class order '{path}' cannot be read ({error})") from error
+        raise InputError(f"class order '{path}' cannot be read ({error})") from error
     if isinstance(found, list) and all(isinstance(group, list) for group in found):
         return None, [[str(name) for name in group] for group in found]
     lines = [str(name) for name in found] if isinstance(found, list) else text.splitlines()
@@ -140,7 +142,7 @@ def plan(settings: RunSettings) -> Plan:
     if method.joint:
         stream = stream.joint()
     if 0 < settings.memory < len(stream.groups):
-        raise BadInput(
+        raise InputError(
             f"a memory of {settings.memory} pictures cannot keep one of each of "
             f"{len(stream.groups)} sessions; give --memory {len(stream.groups)} or more, or 0"
         )

@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.settings import RunSettings
 
 RETRIES = 3  # of a run whose worker died; a run that fails by itself is not tried again
@@ -24,7 +24,7 @@ def joined(cpus: int, what: str) -> Iterator[Any]:
     try:
         import ray
     except ImportError as error:
-        raise BadInput(f"{what} needs the Ray package: pip install 'dosapp[ray]'") from error
+        raise InputError(f"{what} needs the Ray package: pip install 'dosapp[ray]'") from error
     mine = not ray.is_initialized()
     with redirect_stdout(sys.stderr):  # Ray tells of dead workers on stdout, where results go
         if mine:
@@ -36,7 +36,7 @@ def joined(cpus: int, what: str) -> Iterator[Any]:
                 ray.init(**usual, **({} if address else new))
             except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
                 why = str(error).strip().partition("\n")[0]
-                raise BadInput(
+                raise InputError(
                     f"no Ray cluster can be used at '{address or 'this machine'}' ({why}); "
                     "set RAY_ADDRESS to one that is up, or leave it out"
                 ) from error

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.metrics import DEFINITIONS, OF_R, Matrix
 from dosapp.runtime.files import read_json, write_bytes, write_json
 from dosapp.settings import LearnerSettings, RunSettings
@@ -69,11 +69,13 @@ class Result(BaseModel):
             path = path / "result.json"
         values = read_json(path)
         if not isinstance(values, dict) or values.get("format") != FORMAT:
-            raise BadInput(f"'{path}' is not a result of format {FORMAT}; run it again to get one")
+            raise InputError(
+                f"'{path}' is not a result of format {FORMAT}; run it again to get one"
+            )
         try:
             found = cls(**values)
         except ValidationError as error:
-            raise BadInput(
+            raise InputError(
                 f"'{path}' is not a whole result ({error.errors()[0]['msg']})"
             ) from error
         found._check_numbers(path)
@@ -86,7 +88,7 @@ class Result(BaseModel):
             if said is None or self.definitions.get(name) != DEFINITIONS[name]:
                 continue
             if not math.isclose(said, value, rel_tol=1e-6, abs_tol=1e-6):
-                raise BadInput(
+                raise InputError(
                     f"'{path}' says {name} {said:g}, but its own matrix gives {value:g}: it has "
                     "been changed; run it again"
                 )
@@ -112,7 +114,7 @@ def same_definitions(results: Iterable[Result]) -> None:
         for name, formula in result.definitions.items():
             other = first.setdefault(name, result)
             if other.definitions[name] != formula:
-                raise BadInput(
+                raise InputError(
                     f"results {other.key} and {result.key} define their metrics differently: "
                     f"{name} is '{other.definitions[name]}' and '{formula}'"
                 )
@@ -126,7 +128,7 @@ def same_tasks(one: Result, two: Result) -> None:
         del compared["test"]
     for what, words in compared.items():
         if [t.get(what) for t in one.tasks] != [t.get(what) for t in two.tasks]:
-            raise BadInput(
+            raise InputError(
                 f"results {one.key} and {two.key} are of different {words}; report them apart"
             )
 
@@ -145,14 +147,14 @@ def same_questions(results: Sequence[Result]) -> None:
         first, said = results[0], settings_of(result)
         same_tasks(first, result)
         if first.backbone.get("fingerprint") != result.backbone.get("fingerprint"):
-            raise BadInput(
+            raise InputError(
                 f"results {first.key} and {result.key} are of different backbones: "
                 f"{first.backbone['name']} and {result.backbone['name']}; report them apart"
             )
         shape = json.dumps([len(result.R), *(said[name] for name in sorted(SHAPE))])
         other = alike.setdefault(shape, result)
         if other.stream.get("hash") != result.stream.get("hash"):
-            raise BadInput(
+            raise InputError(
                 f"results {other.key} and {result.key} have streams with the same settings but "
                 "other pictures; the data has changed between them"
             )
@@ -166,7 +168,7 @@ def same_stream(one: Result, two: Result) -> None:
     mine, theirs = settings_of(one), settings_of(two)
     for name in ("seed", "test_noise"):
         if mine[name] != theirs[name]:
-            raise BadInput(
+            raise InputError(
                 f"results {one.key} and {two.key} are asked about different test pictures: "
                 f"{name} is {mine[name]} and {theirs[name]}"
             )

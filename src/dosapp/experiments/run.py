@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.evaluator import Exam
 from dosapp.experiments.metrics import (
     DEFINITIONS,
@@ -36,8 +36,8 @@ from dosapp.experiments.plan import Plan, label, plan
 from dosapp.experiments.result import Result, cells
 from dosapp.learner.learner import Learner
 from dosapp.runtime import distributed
-from dosapp.runtime.files import Damaged, locked, made, read_json, write_json
-from dosapp.runtime.process_memory import forget_peak, peak
+from dosapp.runtime.files import CorruptRecordError, ensure_dir, lock_folder, read_json, write_json
+from dosapp.runtime.process_memory import peak_memory, reset_peak_memory
 from dosapp.settings import RunSettings
 
 EVERY = 50  # steps between checkpoints: what a kill can cost
@@ -90,18 +90,18 @@ def run(
     planned = settings if isinstance(settings, Plan) else plan(settings)
     if _known(folder, planned.identity, resume) and (folder / "result.json").exists():
         return Result.read(folder)
-    with locked(made(folder), wait):
+    with lock_folder(ensure_dir(folder), wait):
         known = _known(folder, planned.identity, resume)  # whoever had the lock may have begun it
         if known and (folder / "result.json").exists():
             return Result.read(folder)
-        forget_peak()
+        reset_peak_memory()
         planned.stream.check()
         learner = Learner(planned.settings.learner(), planned.net)
         threads = known["threads"] if known else torch.get_num_threads()
         if not known:
-            how = {"threads": threads, "processes": distributed.count()}
+            how = {"threads": threads, "processes": distributed.world_size()}
             write_json(folder / "run.json", {"identity": planned.identity, **how})
-        with locked(made(folder / "learner")), _threads(threads):
+        with lock_folder(ensure_dir(folder / "learner")), _threads(threads):
             return Experiment(planned, learner, folder, watch or Watch()).finish()
 
 
@@ -111,16 +111,16 @@ def _known(folder: Path, identity: Mapping[str, Any], resume: bool) -> dict[str,
     if not path.exists():
         left = [p for p in folder.iterdir() if p.name[0] != "."] if folder.exists() else []
         if left and [p.name for p in left] != ["error.log"]:
-            raise BadInput(f"'{folder}' is not empty and holds no run; choose another --out")
+            raise InputError(f"'{folder}' is not empty and holds no run; choose another --out")
         return None
     if not resume:
-        raise BadInput(f"'{folder}' already holds a run; add --resume to go on with it")
+        raise InputError(f"'{folder}' already holds a run; add --resume to go on with it")
     found: dict[str, Any] = read_json(path)
     if found.get("identity") != json.loads(json.dumps(identity)):
-        raise BadInput(f"'{folder}' holds a run with other settings; choose another --out")
+        raise InputError(f"'{folder}' holds a run with other settings; choose another --out")
     begun = found.get("processes", 1)
-    if begun != distributed.count() and not (folder / "result.json").exists():
-        raise BadInput(f"'{folder}' was begun by {begun} process(es) and goes on with as many")
+    if begun != distributed.world_size() and not (folder / "result.json").exists():
+        raise InputError(f"'{folder}' was begun by {begun} process(es) and goes on with as many")
     return found
 
 
@@ -166,7 +166,7 @@ class Experiment:
             return False
         try:
             state, working = self.history.resume()
-        except Damaged as error:
+        except CorruptRecordError as error:
             warnings.warn(f"{error}; the run begins again", stacklevel=2)
             self.history.begin_again()
             return False
@@ -337,7 +337,7 @@ class Experiment:
             distance=progress.distance,
             steps=progress.steps,
             seconds={k: [round(s, 3) for s in v] for k, v in progress.seconds.items()},
-            peak_memory=peak(),
+            peak_memory=peak_memory(),
             backbone={
                 "name": self.settings.backbone,
                 "fingerprint": self.learner.fingerprint,
@@ -358,7 +358,9 @@ def machine(device: str) -> str:
         said += f", {torch.cuda.get_device_name()}"
     elif device != "cpu":
         said += f", {device}"
-    return said if distributed.count() == 1 else f"{said}, {distributed.count()} processes"
+    return (
+        said if distributed.world_size() == 1 else f"{said}, {distributed.world_size()} processes"
+    )
 
 
 def _processor() -> str:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.plan import Plan, plan
 from dosapp.experiments.result import Result
 from dosapp.experiments.run import Watch, run
@@ -30,10 +30,10 @@ def results(places: Iterable[Path]) -> list[Result]:
     found: list[Path] = []
     for place in places:
         if not place.exists():
-            raise BadInput(f"'{place}' does not exist; give a run folder or a folder of runs")
+            raise InputError(f"'{place}' does not exist; give a run folder or a folder of runs")
         found += [place] if place.is_file() else sorted(place.rglob("result.json"))
     if not found:
-        raise BadInput(f"no result.json below {', '.join(map(str, places))}")
+        raise InputError(f"no result.json below {', '.join(map(str, places))}")
     return sorted((Result.read(path) for path in dict.fromkeys(found)), key=_rank)
 
 

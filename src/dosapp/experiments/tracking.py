@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from dosapp.errors import BadInput, unknown
+from dosapp.errors import InputError, unknown_name
 from dosapp.experiments.run import Watch
 from dosapp.settings import RunSettings
 
@@ -115,9 +115,9 @@ class Tracked(Watch):
     ) -> None:
         for name in names:
             if name not in TRACKERS:
-                raise unknown("tracker", name, TRACKERS)
+                raise unknown_name("tracker", name, TRACKERS)
             if name in PACKAGES and find_spec(name) is None:
-                raise BadInput(f"tracking with {name} needs it: pip install 'dosapp[{name}]'")
+                raise InputError(f"tracking with {name} needs it: pip install 'dosapp[{name}]'")
         self.folder, self.settings, self.names = folder, settings, names
         self.trackers: list[Tracker] = []
         self.other, self.step = other or Watch(), 0

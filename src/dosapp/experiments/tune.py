@@ -17,15 +17,15 @@ import yaml
 
 from dosapp.backbones.clip import load as load_backbone
 from dosapp.data.images import Labelled
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.evaluator import LOOK
 from dosapp.experiments.plan import open_stream
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import write_bytes
-from dosapp.runtime.rng import chance
+from dosapp.runtime.rng import numpy_rng
 from dosapp.scenario import Session
 from dosapp.settings import RunSettings, read_yaml
-from dosapp.student.student import Diverged
+from dosapp.student.student import DivergedError
 
 RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 
@@ -72,7 +72,7 @@ class Rates:
         found, lines = read_yaml(file), file.read_text().splitlines()
         strange = next((key for key in found if key not in ("rates", "seen")), None)
         if strange is not None:
-            raise BadInput(f"'{file}' has '{strange}', so it is no file of rates; choose another")
+            raise InputError(f"'{file}' has '{strange}', so it is no file of rates; choose another")
         return cls(**found, commands=[line for line in lines if line.startswith("#")])
 
     def add(self, tuned: Tuned) -> None:
@@ -103,7 +103,7 @@ def tune(
             learner = Learner(settings.learner().model_copy(update={"lr": lr, "seed": seed}))
             try:
                 learner.learn(teach)
-            except Diverged:  # the worst a rate can do
+            except DivergedError:  # the worst a rate can do
                 right += [False] * len(held)
                 continue
             asked = held.batches(LOOK)
@@ -127,10 +127,10 @@ def lessons(settings: RunSettings) -> tuple[Session, Labelled]:
     score: list[int] = []
     for label in range(len(first.classes)):
         rows = np.flatnonzero(first.train.labels == label)
-        rows = chance("tune", settings.seed, label).permutation(rows)
+        rows = numpy_rng("tune", settings.seed, label).permutation(rows)
         cut = round(0.8 * len(rows))
         if cut == len(rows):
-            raise BadInput(
+            raise InputError(
                 f"class '{first.classes[label]}' has {len(rows)} training images; "
                 "tuning needs at least 3 to hold one out"
             )

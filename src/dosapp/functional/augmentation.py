@@ -14,7 +14,7 @@ from torch.nn.functional import affine_grid, grid_sample, pad
 TO_YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
 
 
-def augmented(pixels: Tensor, generator: torch.Generator) -> Tensor:
+def augment(pixels: Tensor, generator: torch.Generator) -> Tensor:
     count = len(pixels)
 
     def between(low: float, high: float) -> Tensor:

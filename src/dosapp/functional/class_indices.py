@@ -6,5 +6,5 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def closed_up(kept: Mapping[int, T], gone: int) -> dict[int, T]:
+def remove_class_index(kept: Mapping[int, T], gone: int) -> dict[int, T]:
     return {place - (place > gone): value for place, value in kept.items() if place != gone}

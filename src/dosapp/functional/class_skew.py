@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 
 
-def skew(counts: Tensor) -> float:
+def class_skew(counts: Tensor) -> float:
     """1 - entropy / its maximum, of counts `[C]`: 0 when all are equal, 1 when one has everything.
 
     n answers fill at most n classes, so with fewer answers than classes the maximum is ln n.

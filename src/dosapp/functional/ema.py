@@ -8,7 +8,7 @@ from torch import Tensor
 from dosapp.functional.masks import Weights
 
 
-def momentum(mask: Tensor, *, active: float, frozen: float) -> Tensor:
+def momentum_tensor(mask: Tensor, *, active: float, frozen: float) -> Tensor:
     """p of Eq. 4, an affine image of the mask: `active` where it is set, `frozen` elsewhere.
 
     q is 1 - p. With γ as `active` this is the labelled phase, with λ the unlabelled one.
@@ -17,7 +17,7 @@ def momentum(mask: Tensor, *, active: float, frozen: float) -> Tensor:
 
 
 @torch.no_grad()
-def smooth(
+def ema_update(
     teacher: Weights,
     student: Weights,
     mask: Mapping[str, Tensor | bool],
@@ -38,14 +38,14 @@ def smooth(
             q: Tensor | float = 1 - (active if where else frozen)
         else:
             chosen = where.view(-1) if at is None else where.view(-1)[at]
-            q = (1 - momentum(chosen, active=active, frozen=frozen)).to(weight.dtype)
+            q = (1 - momentum_tensor(chosen, active=active, frozen=frozen)).to(weight.dtype)
         if at is None:
-            theirs.copy_(between(theirs, mine, q))
+            theirs.copy_(lerp(theirs, mine, q))
         else:
-            theirs.index_copy_(0, at.long(), between(theirs[at], mine[at], q))
+            theirs.index_copy_(0, at.long(), lerp(theirs[at], mine[at], q))
 
 
-def between(old: Tensor, new: Tensor, q: Tensor | float) -> Tensor:
+def lerp(old: Tensor, new: Tensor, q: Tensor | float) -> Tensor:
     """(1 - q) old + q new, from the nearer end, so that both ends and the average of equals are
     exact. Every operation is rounded by itself: a fused one would depend on an entry's neighbours.
     """

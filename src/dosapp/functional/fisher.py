@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from dosapp.functional.masks import Weights
 
 
-def fisher(gradients: Iterable[Weights]) -> dict[str, Tensor]:
+def fisher_information(gradients: Iterable[Weights]) -> dict[str, Tensor]:
     """Mean over mini-batches of the squared gradient."""
     total: dict[str, Tensor] = {}
     count = 0
@@ -20,7 +20,7 @@ def fisher(gradients: Iterable[Weights]) -> dict[str, Tensor]:
     return {name: squares / count for name, squares in total.items()}
 
 
-def own_labels(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+def self_label_losses(batches: Iterable[Tensor]) -> Iterator[Tensor]:
     """How unlikely a model finds its own labels; a batch is its logits `[B, C]`."""
     for logits in batches:
         yield cross_entropy(logits, logits.argmax(dim=1))

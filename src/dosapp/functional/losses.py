@@ -24,14 +24,14 @@ def clip_loss(
     return (cross_entropy(columns, target) + cross_entropy(logits.T, target)) / 2
 
 
-def distillation(new: Tensor, old: Tensor, temperature: float) -> Tensor:
+def distillation_loss(new: Tensor, old: Tensor, temperature: float) -> Tensor:
     """KL(old ‖ new) of softened rows `[B, C]`, summed; no T² factor (LwF as in SPU's code)."""
     return kl_div(
         log_softmax(new / temperature, dim=1), (old / temperature).softmax(dim=1), reduction="sum"
     )
 
 
-def relation(new: Tensor, old: Tensor, temperature: float) -> Tensor:
+def relation_distillation_loss(new: Tensor, old: Tensor, temperature: float) -> Tensor:
     """PRD: per caption, how the batch's images are ranked. Logits are images × captions `[B, B]`.
 
     Mean over captions of the cross-entropy between the old and the new softmax over images.
@@ -46,31 +46,31 @@ def entropy(logits: Tensor) -> Tensor:
     return -(logs.exp() * logs).sum(dim=1)
 
 
-def cross_entropy_to(logits: Tensor, target: Tensor) -> Tensor:
+def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """-Σ target · log softmax(logits), per row `[B]`; targets are probabilities `[B, C]`."""
     return -(target * log_softmax(logits, dim=1)).sum(dim=1)
 
 
 def symmetric_cross_entropy(new: Tensor, old: Tensor) -> Tensor:
     """½ CE(old → new) + ½ CE(new → old) of logits `[B, C]`, per row `[B]` (RMT's Eq. 3)."""
-    there = cross_entropy_to(new, old.softmax(dim=1))
-    back = cross_entropy_to(old, new.softmax(dim=1))
+    there = soft_cross_entropy(new, old.softmax(dim=1))
+    back = soft_cross_entropy(old, new.softmax(dim=1))
     return (there + back) / 2
 
 
-def complementary(logits: Tensor, excluded: Tensor) -> Tensor:
+def complementary_loss(logits: Tensor, excluded: Tensor) -> Tensor:
     """-log(1 - p) averaged over the excluded classes of each row `[B]`: what an image is not."""
     logs = log_softmax(logits, dim=1)
     away = -torch.log1p(-logs.exp().clamp(max=1 - 1e-6))
     return (away * excluded).sum(dim=1) / excluded.sum(dim=1).clamp(min=1)
 
 
-def class_loss(logits: Tensor, labels: Tensor, allowed: Tensor) -> Tensor:
+def masked_cross_entropy(logits: Tensor, labels: Tensor, allowed: Tensor) -> Tensor:
     """Cross-entropy over the classes each row may choose from, `allowed [B, C]`."""
     return cross_entropy(logits.masked_fill(~allowed, -torch.inf), labels)
 
 
-def contrast(views: Tensor, temperature: float) -> Tensor:
+def supervised_contrastive_loss(views: Tensor, temperature: float) -> Tensor:
     """SupCon over V unit views of B instances `[V, B, D]`: views of one instance attract.
 
     Every view is an anchor ("all" mode); its positives are the instance's other views.
@@ -85,7 +85,7 @@ def contrast(views: Tensor, temperature: float) -> Tensor:
     return -(logs.masked_fill(~positive, 0).sum(dim=1) / positive.sum(dim=1)).mean()
 
 
-def drift(weights: Named, anchor: Named, cost: Named) -> Tensor:
+def quadratic_penalty(weights: Named, anchor: Named, cost: Named) -> Tensor:
     """Σ cost · (θ - θ*)² over the weights that have a cost: MAS's, EATA's and PSMT's penalty."""
     terms = [(c * (weights[n] - anchor[n]).square()).sum() for n, c in cost.items()]
     return torch.stack(terms).sum() if terms else torch.zeros(())

@@ -30,7 +30,7 @@ def gradient_scores(gradients: Iterable[Weights]) -> Scores:
     return {name: (grad / count).abs() for name, grad in total.items()}
 
 
-def gradients(weights: Weights, losses: Iterable[Tensor]) -> Iterator[dict[str, Tensor]]:
+def iter_gradients(weights: Weights, losses: Iterable[Tensor]) -> Iterator[dict[str, Tensor]]:
     """The gradient of each loss in turn."""
     for loss in losses:
         grads = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
@@ -40,7 +40,7 @@ def gradients(weights: Weights, losses: Iterable[Tensor]) -> Iterator[dict[str, 
         }
 
 
-def share(fraction: float, numel: int) -> int:
+def top_count(fraction: float, numel: int) -> int:
     """floor(c · n), forgiving the last bit of c, and never nothing."""
     return max(1, int(fraction * numel + 1e-6))
 
@@ -56,11 +56,11 @@ def top_fraction(scores: Scores, fraction: float, scope: Scope = "tensor") -> Ma
 
 def _top(flat: Tensor, fraction: float) -> Tensor:
     keep = torch.zeros_like(flat, dtype=torch.bool)
-    keep[flat.topk(share(fraction, flat.numel())).indices] = True
+    keep[flat.topk(top_count(fraction, flat.numel())).indices] = True
     return keep & (flat > 0)
 
 
-def united(best: Scores, scores: Scores, mask: Mask, how: Combine = "max") -> Scores:
+def merge_scores(best: Scores, scores: Scores, mask: Mask, how: Combine = "max") -> Scores:
     """Scores of the tasks so far, zero outside m_1 ∪ … ∪ m_t.
 
     One tensor instead of a list of masks: its support is the union, and m_u is its top fraction.
@@ -80,7 +80,7 @@ def united(best: Scores, scores: Scores, mask: Mask, how: Combine = "max") -> Sc
     return result
 
 
-def readmitted(
+def reactivate_entries(
     mask: Mask, scores: Scores, owner: Mapping[str, Tensor], fraction: float, turn: int
 ) -> Mask:
     """The mask with a share of it lent to entries that earlier sessions chose and it has lost.

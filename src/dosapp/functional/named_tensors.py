@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 
-def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def select_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names begin so, without that beginning."""
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
-def differs(a: Tensor, b: Tensor) -> Tensor:
+def bits_differ(a: Tensor, b: Tensor) -> Tensor:
     """Where the bits differ: 0.0 and -0.0 do, equal NaNs do not."""
     if not a.is_floating_point():
         return a != b

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dosapp.functional.named_tensors import differs
+from dosapp.functional.named_tensors import bits_differ
 
-Base = Callable[[str], Tensor | None]  # what a tensor was before anything was stored
+BaseTensors = Callable[[str], Tensor | None]  # what a tensor was before anything was stored
 
 
-def changes(
-    new: Mapping[str, Tensor], old: Mapping[str, Tensor], base: Base = lambda key: None
+def compute_delta(
+    new: Mapping[str, Tensor], old: Mapping[str, Tensor], base: BaseTensors = lambda key: None
 ) -> dict[str, Tensor]:
     """What turns `old` into `new`: a bit per entry and the new values where they differ.
 
@@ -35,7 +35,7 @@ def changes(
         if (
             before is not None
             and before.shape == tensor.shape
-            and not differs(before, tensor).any()
+            and not bits_differ(before, tensor).any()
         ):
             continue
         if tensor.dtype == torch.bool:
@@ -48,7 +48,7 @@ def changes(
     for (name, shape), keys in groups.items():
         moved = torch.zeros(shape, dtype=torch.bool)
         for key in keys:
-            moved |= differs(new[key], _before(key, new[key], old, base))
+            moved |= bits_differ(new[key], _before(key, new[key], old, base))
         stored = len(keys) * int(moved.sum())  # values, against bits for each entry
         taken = f"bits/{name}" in result  # by a tensor of this name with another shape
         if taken or stored + moved.numel() / 32 >= len(keys) * moved.numel():
@@ -64,10 +64,10 @@ def changes(
     return result
 
 
-def applied(
-    changed: Mapping[str, Tensor], old: Mapping[str, Tensor], base: Base = lambda key: None
+def apply_delta(
+    changed: Mapping[str, Tensor], old: Mapping[str, Tensor], base: BaseTensors = lambda key: None
 ) -> dict[str, Tensor]:
-    """`old` with the changes made; `applied(changes(new, old), old)` equals `new` bit for bit."""
+    """Apply a delta: `apply_delta(compute_delta(new, old), old)` equals `new` bit for bit."""
     result = dict(old)
     if "gone/" in changed:
         for key in bytes(changed["gone/"].tolist()).decode().split("\n"):
@@ -92,7 +92,7 @@ def _weight(key: str) -> str:
     return key.rpartition("/")[2]
 
 
-def _before(key: str, like: Tensor, old: Mapping[str, Tensor], base: Base) -> Tensor:
+def _before(key: str, like: Tensor, old: Mapping[str, Tensor], base: BaseTensors) -> Tensor:
     found = old[key] if key in old else base(key)
     return torch.zeros_like(like) if found is None else found
 

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dosapp.errors import BadInput
-from dosapp.functional.named_tensors import differs, under
-from dosapp.history.delta import Base, applied, changes
+from dosapp.errors import InputError
+from dosapp.functional.named_tensors import bits_differ, select_prefix
+from dosapp.history.delta import BaseTensors, apply_delta, compute_delta
 from dosapp.history.record import State, read_facts, read_record, write_record
-from dosapp.runtime.files import Damaged
+from dosapp.runtime.files import CorruptRecordError
 
 FORMAT = 1
 UPGRADES: dict[int, Callable[[State], State]] = {}  # a record of format n → one of format n + 1
@@ -52,7 +52,7 @@ class Moved:
     largest: float  # of an entry
 
 
-def moved(new: State, old: State, base: Base) -> list[Moved]:
+def moved(new: State, old: State, base: BaseTensors) -> list[Moved]:
     """What differs between two states, the farthest first."""
     found = []
     for name in {**new.tensors, **old.tensors}:
@@ -62,7 +62,7 @@ def moved(new: State, old: State, base: Base) -> list[Moved]:
         now, then = (torch.zeros_like(like) if t is None else t for t in (after, before))
         if now.shape != then.shape:  # it has grown or shrunk: all of it is another
             now, then = now.double(), torch.zeros_like(now, dtype=torch.float64)
-        where = differs(now, then)
+        where = bits_differ(now, then)
         if where.any():
             gap = (now.double() - then.double())[where]
             size = float(gap.norm()), float(gap.abs().max())
@@ -81,7 +81,7 @@ class Replayed(NamedTuple):
 class History:
     """`base` gives the tensors before anything was learned, by the names of the state."""
 
-    def __init__(self, folder: Path, base: Base) -> None:
+    def __init__(self, folder: Path, base: BaseTensors) -> None:
         self.folder, self._base = folder, base
         self._head: Replayed | None = None
         self._known = Replayed(0, "", {})  # what was replayed last
@@ -105,7 +105,7 @@ class History:
         number, parent, tensors = self._at_head()
         self._set_aside()
         record = State(
-            changes(state.tensors, tensors, self._base),
+            compute_delta(state.tensors, tensors, self._base),
             {
                 "format": FORMAT,
                 "number": number + 1,
@@ -125,7 +125,7 @@ class History:
         """Replace the working checkpoint."""
         number, parent, tensors = self._at_head()
         self._set_aside()
-        changed = changes(state.tensors, tensors, self._base)
+        changed = compute_delta(state.tensors, tensors, self._base)
         record = State(
             {f"state/{k}": t for k, t in changed.items()}
             | {f"working/{k}": t for k, t in working.tensors.items()},
@@ -150,12 +150,12 @@ class History:
         record, _ = self._read(self._working)
         head = self._replayed(record.facts["version"])
         if head.checksum != record.facts["checksum"]:
-            raise Damaged(
+            raise CorruptRecordError(
                 f"'{self._working}' stands on a version {head.number} that has been replaced"
             )
         self._head = head
-        now = applied(under("state/", record.tensors), head.tensors, self._base)
-        working = under("working/", record.tensors)
+        now = apply_delta(select_prefix("state/", record.tensors), head.tensors, self._base)
+        working = select_prefix("working/", record.tensors)
         return State(now, record.facts["state"]), State(working, record.facts["working"])
 
     def rescue(self) -> tuple[int, State] | None:
@@ -166,7 +166,7 @@ class History:
             try:
                 self._replayed(number + 1)
                 number += 1
-            except BadInput:
+            except InputError:
                 break
         if number < self._first():
             return None
@@ -216,7 +216,7 @@ class History:
         for number in self._numbers():
             try:
                 found.append(self._described(number))
-            except Damaged as error:
+            except CorruptRecordError as error:
                 if not self._file(number).exists():  # dropped since we looked
                     continue
                 warnings.warn(f"{error}; it is left out, and what stands on it", stacklevel=2)
@@ -233,7 +233,7 @@ class History:
         try:
             size = path.stat().st_size
         except FileNotFoundError as error:  # dropped since its facts were read
-            raise Damaged(f"'{path}' does not exist") from error
+            raise CorruptRecordError(f"'{path}' does not exist") from error
         return Version(
             facts["number"],
             _name(facts, total),
@@ -250,7 +250,7 @@ class History:
         first, files = self._first(), self._files()
         try:
             head = self.head
-        except Damaged:  # nobody knows: whoever rescues takes the newest that is whole
+        except CorruptRecordError:  # nobody knows: whoever rescues takes the newest that is whole
             head = max(files, default=0)
         return [number for number in files if first <= number <= head]
 
@@ -261,7 +261,7 @@ class History:
         known = self._numbers()
         if number not in known:
             there = f"{known[0]} to {known[-1]}" if known else "none"
-            raise BadInput(f"'{self.folder}' has no version {number}; it has {there}")
+            raise InputError(f"'{self.folder}' has no version {number}; it has {there}")
 
     def moved(self, first: int, second: int) -> list[Moved]:
         """From one version to another; 0 is before anything was learned."""
@@ -282,7 +282,9 @@ class History:
             whole = self._replayed(first)
             record, _ = self._read(self._file(first))
             facts = {**record.facts, "parent": "", "stands_for": whole.checksum}
-            write_record(self._file(first), State(changes(whole.tensors, {}, self._base), facts))
+            write_record(
+                self._file(first), State(compute_delta(whole.tensors, {}, self._base), facts)
+            )
         gone = [number for number in self._files() if number < first]  # after a kill, again
         for number in gone:
             self._file(number).unlink()
@@ -296,7 +298,7 @@ class History:
                 return self._head
             try:
                 self.resume()
-            except Damaged:
+            except CorruptRecordError:
                 if self.rescue() is None:
                     raise
         assert self._head is not None
@@ -318,8 +320,8 @@ class History:
         for n in range(known + 1, number + 1):
             record, total = self._read(self._file(n))
             if record.facts["parent"] != parent:
-                raise Damaged(f"'{self._file(n)}' does not follow the version before it")
-            tensors = applied(record.tensors, tensors, self._base)
+                raise CorruptRecordError(f"'{self._file(n)}' does not follow the version before it")
+            tensors = apply_delta(record.tensors, tensors, self._base)
             parent = _name(record.facts, total)
         self._known = Replayed(number, parent, tensors)
         return self._known
@@ -334,7 +336,7 @@ class History:
             try:
                 if "stands_for" in self._facts(self._file(number))[0]:
                     return number
-            except Damaged:  # found and said when it is read
+            except CorruptRecordError:  # found and said when it is read
                 continue
         return 1
 
@@ -360,6 +362,6 @@ def _upgraded(record: State, path: Path) -> State:
     while record.facts.get("format") != FORMAT:
         found = record.facts.get("format")
         if found not in UPGRADES:
-            raise BadInput(f"'{path}' has format {found}; this dosapp reads format {FORMAT}")
+            raise InputError(f"'{path}' has format {found}; this dosapp reads format {FORMAT}")
         record = UPGRADES[found](record)
     return record

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from dosapp.runtime.files import Damaged, write_bytes
+from dosapp.runtime.files import CorruptRecordError, write_bytes
 
 
 @dataclass
@@ -50,11 +50,13 @@ def read_record(path: Path) -> tuple[State, str]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
         state = State(tensors, json.loads(header["facts"]))
     except FileNotFoundError as error:
-        raise Damaged(f"'{path}' does not exist") from error
+        raise CorruptRecordError(f"'{path}' does not exist") from error
     except (SafetensorError, KeyError, ValueError, OSError) as error:
-        raise Damaged(f"'{path}' is torn or not a record of dosapp ({error})") from error
+        raise CorruptRecordError(f"'{path}' is torn or not a record of dosapp ({error})") from error
     if checksum(state) != header["sha256"]:
-        raise Damaged(f"'{path}' was changed after it was written: its checksum does not match")
+        raise CorruptRecordError(
+            f"'{path}' was changed after it was written: its checksum does not match"
+        )
     return state, header["sha256"]
 
 
@@ -65,6 +67,6 @@ def read_facts(path: Path) -> tuple[dict[str, Any], str]:
             header = file.metadata() or {}
         return json.loads(header["facts"]), header["sha256"]
     except FileNotFoundError as error:
-        raise Damaged(f"'{path}' does not exist") from error
+        raise CorruptRecordError(f"'{path}' does not exist") from error
     except (SafetensorError, KeyError, ValueError, OSError) as error:
-        raise Damaged(f"'{path}' is torn or not a record of dosapp ({error})") from error
+        raise CorruptRecordError(f"'{path}' is torn or not a record of dosapp ({error})") from error

@@ -10,8 +10,8 @@ from torch import Tensor
 from dosapp.data.images import Labelled
 from dosapp.learner.replay import Memory
 from dosapp.methods.base import Batch
-from dosapp.runtime.devices import moved
-from dosapp.runtime.rng import chance
+from dosapp.runtime.devices import to_device
+from dosapp.runtime.rng import numpy_rng
 from dosapp.settings import LearnerSettings
 
 
@@ -63,10 +63,10 @@ class Timetable:
             return batch
         again = (*old, torch.ones(len(old[1]), dtype=torch.bool))
         both = zip((batch.pixels, batch.labels, batch.replayed), again, strict=True)
-        return Batch(*(torch.cat([now, moved(then, self.device)]) for now, then in both))
+        return Batch(*(torch.cat([now, to_device(then, self.device)]) for now, then in both))
 
     def _order(self, epoch: int) -> list[np.ndarray]:
-        order = chance("lessons", self.seed, self.number, epoch).permutation(len(self.train))
+        order = numpy_rng("lessons", self.seed, self.number, epoch).permutation(len(self.train))
         return np.array_split(order[: self.per_epoch * self.size], self.per_epoch)
 
     def _read(self, rows: np.ndarray) -> Batch:
@@ -75,4 +75,4 @@ class Timetable:
 
     def _placed(self, batch: Batch) -> Batch:
         parts = (batch.pixels, batch.labels, batch.replayed)
-        return Batch(*(moved(part, self.device) for part in parts))
+        return Batch(*(to_device(part, self.device) for part in parts))

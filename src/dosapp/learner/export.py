@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dosapp.backbones.base import Expert
 from dosapp.backbones.clip import Clip
-from dosapp.errors import BadInput, unknown
+from dosapp.errors import InputError, unknown_name
 from dosapp.learner.learner import Learner
 
 KINDS = ("pretrained", "onnx")
@@ -26,14 +26,14 @@ KINDS = ("pretrained", "onnx")
 def export(learner: Learner, folder: Path, kind: str = "pretrained") -> None:
     """Write to a folder that is new or empty; it appears when everything is in it."""
     if kind not in KINDS:
-        raise unknown("kind of export", kind, KINDS)
+        raise unknown_name("kind of export", kind, KINDS)
     if not learner.classes:
-        raise BadInput("the learner knows no classes yet; teach it a session before exporting it")
+        raise InputError("the learner knows no classes yet; teach it a session before exporting it")
     if folder.exists() and any(folder.iterdir()):
-        raise BadInput(f"'{folder}' is not empty; export to a new folder")
+        raise InputError(f"'{folder}' is not empty; export to a new folder")
     name, expert = next(iter(learner.method.experts(learner.student).items()))
     if not isinstance(expert, Clip):
-        raise BadInput(
+        raise InputError(
             f"what answers here is {name}, which is more than one plain CLIP model; "
             "only learners whose student or teacher answers alone can be exported"
         )
@@ -77,7 +77,9 @@ def _onnx(expert: Clip, folder: Path) -> None:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise BadInput(f"an ONNX export needs {error.name}; pip install 'dosapp[onnx]'") from error
+        raise InputError(
+            f"an ONNX export needs {error.name}; pip install 'dosapp[onnx]'"
+        ) from error
     pixels = torch.rand(2, 3, expert.pixels, expert.pixels)
     # The exporter misses torchvision, which we do without.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)

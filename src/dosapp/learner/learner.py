@@ -18,8 +18,8 @@ from dosapp.backbones.pretrained import Origin
 from dosapp.backbones.sharded import Shared
 from dosapp.data.base import Prompts, check_class_names
 from dosapp.data.prefetch import ahead
-from dosapp.errors import BadInput, unknown
-from dosapp.functional.named_tensors import under
+from dosapp.errors import InputError, unknown_name
+from dosapp.functional.named_tensors import select_prefix
 from dosapp.history.history import History
 from dosapp.history.record import State, checksum
 from dosapp.learner.batches import Timetable
@@ -28,8 +28,8 @@ from dosapp.learner.replay import Memory
 from dosapp.methods.base import Batch, Guess, Method
 from dosapp.methods.registry import build
 from dosapp.runtime import distributed
-from dosapp.runtime.devices import moved
-from dosapp.runtime.files import Damaged, locked, made, read_json, write_json
+from dosapp.runtime.devices import to_device
+from dosapp.runtime.files import CorruptRecordError, ensure_dir, lock_folder, read_json, write_json
 from dosapp.scenario import Session
 from dosapp.settings import LearnerSettings
 from dosapp.student.student import Selection, Student
@@ -67,7 +67,7 @@ class Learner:
         net.compute(s)
         self.device = net.scale.device
         self.method: Method = build(s.method, s.adapt, s.options)
-        net = self.method.extend(Shared(net) if distributed.count() > 1 else net, s.seed)
+        net = self.method.extend(Shared(net) if distributed.world_size() > 1 else net, s.seed)
         half = s.precision == "float16"
         self.student = Student(net, lr=s.rate, weight_decay=s.weight_decay, seed=s.seed, half=half)
         self.student.rivals = s.rivals
@@ -95,7 +95,7 @@ class Learner:
         self._check_known(old)
         check_class_names([new], "the new name")
         if new in self.classes:
-            raise BadInput(f"the class '{new}' is there already; give another name")
+            raise InputError(f"the class '{new}' is there already; give another name")
         student = self.student
         student.classes[student.classes.index(old)] = new
         student.prompts[new] = student.prompts.pop(old)
@@ -112,7 +112,7 @@ class Learner:
 
     def _check_known(self, name: str) -> None:
         if name not in self.classes:
-            raise unknown("class", name, self.classes)
+            raise unknown_name("class", name, self.classes)
 
     # Learning with labels
 
@@ -198,10 +198,10 @@ class Learner:
     def _meet(self, session: Session) -> Tensor:
         """The session's labels as positions in the classes met so far, its own included."""
         if not len(session.train):
-            raise BadInput("the session has no training images; give at least one per class")
+            raise InputError("the session has no training images; give at least one per class")
         shape, size = tuple(session.train.read([0]).shape[1:]), self.student.net.pixels
         if shape != (3, size, size):
-            raise BadInput(f"lesson images have shape {list(shape)}; give [3, {size}, {size}]")
+            raise InputError(f"lesson images have shape {list(shape)}; give [3, {size}, {size}]")
         for name in session.classes:
             self.student.meet([name], session.prompts[name])
         place = {name: n for n, name in enumerate(self.student.classes)}
@@ -212,7 +212,7 @@ class Learner:
 
     def adapt(self, images: "Images") -> Guess | None:
         """One online step on images that are then forgotten; None if the method does not adapt."""
-        pixels = moved(self.pixels(images), self.device)
+        pixels = to_device(self.pixels(images), self.device)
         if not self.sessions or not self.classes or not len(pixels):
             return None
         view = self.caution.look(self.student, self.method, pixels)
@@ -234,7 +234,7 @@ class Learner:
         """Labels and scores; changes nothing."""
         known = self.classes
         if not known:
-            raise BadInput("the learner knows no classes yet; teach it a session first")
+            raise InputError("the learner knows no classes yet; teach it a session first")
         pixels = self.pixels(images)
         if not len(pixels):
             return []
@@ -262,9 +262,9 @@ class Learner:
             return self.pictures(images).float() / 255
         pixels = images if images.is_floating_point() else images.float() / 255
         if pixels.ndim != 4 or pixels.shape[1:] != (3, size, size):
-            raise BadInput(f"images have shape {list(images.shape)}; give [B, 3, {size}, {size}]")
+            raise InputError(f"images have shape {list(images.shape)}; give [B, 3, {size}, {size}]")
         if len(pixels) and not (pixels.min() >= 0 and pixels.max() <= 1):  # NaN fails both
-            raise BadInput("images have values outside 0 to 1; give floats in [0, 1] or uint8")
+            raise InputError("images have values outside 0 to 1; give floats in [0, 1] or uint8")
         return pixels
 
     def pictures(self, images: "Images") -> Tensor:
@@ -273,11 +273,11 @@ class Learner:
             return images
         if isinstance(images, str) or not isinstance(images, Sequence):
             kind = type(images).__name__
-            raise BadInput(f"images are a {kind}; give a list of Pillow images, or a tensor")
+            raise InputError(f"images are a {kind}; give a list of Pillow images, or a tensor")
         strange = next((i for i in images if not isinstance(i, Image.Image)), None)
         if strange is not None:
             kind = type(strange).__name__
-            raise BadInput(f"a list of images holds a {kind}; give Pillow images, or one tensor")
+            raise InputError(f"a list of images holds a {kind}; give Pillow images, or one tensor")
         size = self.student.net.pixels
         empty = torch.zeros(0, 3, size, size, dtype=torch.uint8)
         return torch.stack([self.student.net.picture(i) for i in images]) if images else empty
@@ -333,21 +333,25 @@ class Learner:
 
         scratch = self._here(working or State())
         state = self._here(state)
-        moved = under("student/", state.tensors)
+        moved = select_prefix("student/", state.tensors)
         student.train_only(Selection(tuple(moved)))  # twins stop sharing what has moved
         student.assign(moved)
         for label, twin in self.method.twins().items():
-            student.place(twin, under(f"{label}/", state.tensors))
-        self.method.load(under("method/", state.tensors) | under("method/", scratch.tensors))
-        self.caution.load(under("caution/", state.tensors))
-        student.train_only(_selection(facts, under("mask/", state.tensors)))
+            student.place(twin, select_prefix(f"{label}/", state.tensors))
+        self.method.load(
+            select_prefix("method/", state.tensors) | select_prefix("method/", scratch.tensors)
+        )
+        self.caution.load(select_prefix("caution/", state.tensors))
+        student.train_only(_selection(facts, select_prefix("mask/", state.tensors)))
         student.narrow()
         student.chosen = student.selection
         if "chosen" in scratch.facts:
-            student.chosen = _selection(scratch.facts["chosen"], under("chosen/", scratch.tensors))
+            student.chosen = _selection(
+                scratch.facts["chosen"], select_prefix("chosen/", scratch.tensors)
+            )
         if working is not None:
-            student.load_optimizer_state(under("optimizer/", scratch.tensors))
-            self.memory.load(under("memory/", working.tensors))
+            student.load_optimizer_state(select_prefix("optimizer/", scratch.tensors))
+            self.memory.load(select_prefix("memory/", working.tensors))
         student.replaced = False  # these weights are its own, not put in place of others
 
     def _here(self, state: State) -> State:
@@ -386,7 +390,7 @@ class Learner:
         """Add a version to the folder, and the working checkpoint that goes with it."""
         folder = Path(folder)
         self._check_own(folder)
-        with locked(made(folder)):
+        with lock_folder(ensure_dir(folder)):
             self.describe(folder)
             self._keep(self.history(folder), reason)
 
@@ -400,11 +404,11 @@ class Learner:
         forward again is another rollback. A memory keeps the pictures whose classes are known."""
         folder = Path(folder)
         learner = cls.opened(folder, net, learns=False)
-        with locked(folder):
+        with lock_folder(folder):
             history = learner.history(folder)
             state, working = last_whole(history)
             if working is not None and "progress" in working.facts:
-                raise BadInput(
+                raise InputError(
                     f"'{folder}' is the checkpoint of a run; copy it and roll back the copy"
                 )
             learner = learner.at(state, working, learns=False).returned(history.at(number))
@@ -427,9 +431,9 @@ class Learner:
         if path.exists():
             known, began = self._settings(folder, self.settings.device), self._known(folder)
             if known != self.settings or began["fingerprint"] != self.fingerprint:
-                raise BadInput(f"'{folder}' holds a learner with other settings; save elsewhere")
+                raise InputError(f"'{folder}' holds a learner with other settings; save elsewhere")
         elif folder.exists() and any(p.name[0] != "." for p in folder.iterdir()):
-            raise BadInput(f"'{folder}' is not empty and holds no learner; save elsewhere")
+            raise InputError(f"'{folder}' is not empty and holds no learner; save elsewhere")
 
     @classmethod
     def load(
@@ -458,10 +462,10 @@ class Learner:
         if not (folder / "learner.json").exists():
             inside = folder / "learner"
             hint = f"; try '{inside}'" if (inside / "learner.json").exists() else ""
-            raise BadInput(f"'{folder}' holds no learner: there is no learner.json in it{hint}")
+            raise InputError(f"'{folder}' holds no learner: there is no learner.json in it{hint}")
         known: dict[str, Any] = read_json(folder / "learner.json")
         if known.get("format") != FORMAT:
-            raise BadInput(
+            raise InputError(
                 f"'{folder}' has format {known.get('format')}; this dosapp reads {FORMAT}"
             )
         return known
@@ -485,7 +489,7 @@ def last_whole(history: History) -> tuple[State, State | None]:
     """Where a learner was, or the last version that can be read, and one sentence about it."""
     try:
         return history.resume()
-    except Damaged as error:
+    except CorruptRecordError as error:
         found = history.rescue()
         if found is None:
             raise

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from dosapp.functional.class_skew import skew
+from dosapp.functional.class_skew import class_skew
 from dosapp.functional.losses import entropy
-from dosapp.functional.masks import Mask, Scores, readmitted
-from dosapp.functional.named_tensors import under
+from dosapp.functional.masks import Mask, Scores, reactivate_entries
+from dosapp.functional.named_tensors import select_prefix
 from dosapp.methods.base import Guess, Method
 from dosapp.student.student import Selection, Student
 
@@ -74,7 +74,7 @@ class Caution:
             seen = labels.bincount(minlength=classes).float()
             old = self.histogram if len(self.histogram) == classes else torch.zeros_like(seen)
             self.histogram = MEMORY * old + seen
-            student.skew = skew(self.histogram)
+            student.skew = class_skew(self.histogram)
         trusted, rate = sure.values.max(dim=0).values >= self.gate, 1.0
         self.gated = int((~trusted).sum())
         if self.temper and classes > 1 and trusted.any():
@@ -116,7 +116,9 @@ class Caution:
     def _lend(self, student: Student) -> None:
         if self.base:
             turn = self.steps // self.every
-            student.remask(readmitted(self.base, self.scores, self.owner, self.readmit, turn))
+            student.remask(
+                reactivate_entries(self.base, self.scores, self.owner, self.readmit, turn)
+            )
 
     # Saving
 
@@ -129,7 +131,7 @@ class Caution:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         self.scores, self.owner, self.base = (
-            under(f"{part}/", tensors) for part in ("scores", "owner", "base")
+            select_prefix(f"{part}/", tensors) for part in ("scores", "owner", "base")
         )
         self.histogram = tensors.get("histogram", torch.zeros(0))
         self.steps = int(tensors.get("steps", torch.tensor(0)))

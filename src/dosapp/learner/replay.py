@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dosapp.data.images import Labelled
-from dosapp.runtime.rng import chance, torch_chance
+from dosapp.runtime.rng import numpy_rng, torch_rng
 
 
 @dataclass
@@ -45,14 +45,14 @@ class Memory:
         self.labels = self.labels[-self.capacity :]
 
     def _some(self, count: int, room: int, *when: int) -> Tensor:
-        order = chance("memory", self.seed, *when).permutation(count)
+        order = numpy_rng("memory", self.seed, *when).permutation(count)
         return torch.from_numpy(order[:room].copy()).sort().values
 
     def draw(self, size: int, *when: int) -> tuple[Tensor, Tensor] | None:
         """A replay batch for one step: pixels in [0, 1] and labels, or nothing to replay yet."""
         if not len(self):
             return None
-        generator = torch_chance("replay", self.seed, *when)
+        generator = torch_rng("replay", self.seed, *when)
         rows = torch.randperm(len(self), generator=generator)[:size]
         places = [(n, k) for n, labels in enumerate(self.labels) for k in range(len(labels))]
         drawn = [places[row] for row in rows.tolist()]  # never a copy of the whole memory

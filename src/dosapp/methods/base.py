@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone, Expert
-from dosapp.functional.named_tensors import under
+from dosapp.functional.named_tensors import select_prefix
 from dosapp.scenario import Session
 from dosapp.student.student import Selection, Student
 
@@ -290,5 +290,5 @@ class Then(Method):
         return named | {f"unlabelled/{name}": t for name, t in second.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        self.labelled.load(under("labelled/", tensors))
-        self.unlabelled.load(under("unlabelled/", tensors))
+        self.labelled.load(select_prefix("labelled/", tensors))
+        self.unlabelled.load(select_prefix("unlabelled/", tensors))

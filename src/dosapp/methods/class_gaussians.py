@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dosapp.functional.class_indices import closed_up
+from dosapp.functional.class_indices import remove_class_index
 
 RIDGE = 1e-4  # added to every variance: a class may have fewer features than dimensions
 
@@ -47,8 +47,11 @@ class Gaussians:
         return features, labels.to(mean.device)
 
     def forget(self, place: int) -> None:
-        self.means, self.factors = closed_up(self.means, place), closed_up(self.factors, place)
-        self.session = closed_up(self.session, place)
+        self.means, self.factors = (
+            remove_class_index(self.means, place),
+            remove_class_index(self.factors, place),
+        )
+        self.session = remove_class_index(self.session, place)
 
     def state(self) -> dict[str, Tensor]:
         if not self.means:

@@ -8,8 +8,8 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone, Expert
-from dosapp.functional.augmentation import augmented
-from dosapp.functional.losses import cross_entropy_to
+from dosapp.functional.augmentation import augment
+from dosapp.functional.losses import soft_cross_entropy
 from dosapp.functional.masks import Mask
 from dosapp.methods.base import Guess, Share, settings
 from dosapp.methods.mean_teacher import Taught
@@ -36,23 +36,23 @@ class CoTTA(Taught):
 
     def stream_loss(self, student: Student, pixels: Tensor) -> Guess:
         new, old = self.logits(student, pixels), self.teachers_mean(student, pixels)
-        return self.guess(new, old, cross_entropy_to(new, old.softmax(dim=1)).mean())
+        return self.guess(new, old, soft_cross_entropy(new, old.softmax(dim=1)).mean())
 
     @torch.no_grad()
     def teachers_mean(self, student: Student, pixels: Tensor) -> Tensor:
         source = self.source.scale * student.logits(pixels, self.source)
         if source.softmax(dim=1).max(dim=1).values.mean() >= self.unsure:
             return self.taught(student, pixels)
-        generator, texts = student.chance("cotta"), student.captions(self.teacher)
+        generator, texts = student.rng("cotta"), student.captions(self.teacher)
         views = [
-            self.teacher.scale * self.teacher.encode_image(augmented(pixels, generator)) @ texts.T
+            self.teacher.scale * self.teacher.encode_image(augment(pixels, generator)) @ texts.T
             for _ in range(self.views)
         ]
         return torch.stack(views).mean(dim=0)
 
     def after_stream_step(self, student: Student) -> None:
         super().after_stream_step(student)
-        generator = student.chance("restore")
+        generator = student.rng("restore")
         student.assign(
             {n: w for n, w in self.source.weights().items() if n in student.selection.names},
             drawn(student, self.restore, generator),

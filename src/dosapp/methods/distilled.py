@@ -12,7 +12,7 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone
-from dosapp.functional.losses import clip_loss, distillation, relation
+from dosapp.functional.losses import clip_loss, distillation_loss, relation_distillation_loss
 from dosapp.methods.base import Batch, Method, Tensors, settings
 from dosapp.scenario import Session
 from dosapp.student.student import Student
@@ -48,7 +48,7 @@ class LwF(Method):
 
     def keep(self, new: Tensor, old: Tensor) -> Tensor:
         """What it costs to answer differently; logits are images × captions `[B, B]`."""
-        return distillation(new, old, self.temperature)
+        return distillation_loss(new, old, self.temperature)
 
     def twins(self) -> Mapping[str, Backbone]:
         return {"old": self.old}
@@ -69,4 +69,4 @@ class PRD(LwF):
     temperature: PositiveFloat = 1.0
 
     def keep(self, new: Tensor, old: Tensor) -> Tensor:
-        return relation(new, old, self.temperature)
+        return relation_distillation_loss(new, old, self.temperature)

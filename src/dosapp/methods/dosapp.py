@@ -18,8 +18,8 @@ from torch import Tensor
 
 from dosapp.backbones.base import Backbone
 from dosapp.functional.losses import clip_loss
-from dosapp.functional.masks import Combine, Scores, top_fraction, united
-from dosapp.functional.named_tensors import under
+from dosapp.functional.masks import Combine, Scores, merge_scores, top_fraction
+from dosapp.functional.named_tensors import select_prefix
 from dosapp.functional.pseudo_labels import LABELLERS
 from dosapp.methods.base import Ability, Guess, Lessons, Method, Share, Tensors, settings
 from dosapp.methods.spu import SPU
@@ -70,7 +70,7 @@ class DoSAPP(Method):
     def begin_session(self, student: Student, session: Session) -> None:
         chosen = student.selection
         if chosen.mask is not None and chosen.scores is not None:
-            self.best = united(self.best, chosen.scores, chosen.mask, self.combine)
+            self.best = merge_scores(self.best, chosen.scores, chosen.mask, self.combine)
 
     def after_step(self, student: Student) -> None:  # line 6
         if self.smoothing.interval == "step":
@@ -110,7 +110,7 @@ class DoSAPP(Method):
         self._follow(student, self.smoothing.lam)
 
     def _follow(self, student: Student, active: float) -> None:  # Eq. 3, 4 and 6
-        student.smooth(self.teacher, active=active, frozen=self.smoothing.delta)
+        student.ema_update(self.teacher, active=active, frozen=self.smoothing.delta)
 
     # Answering and saving
 
@@ -124,4 +124,4 @@ class DoSAPP(Method):
         return {f"best/{name}": score for name, score in self.best.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        self.best = under("best/", tensors)
+        self.best = select_prefix("best/", tensors)

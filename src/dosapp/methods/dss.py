@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dosapp.functional.losses import complementary, cross_entropy_to
+from dosapp.functional.losses import complementary_loss, soft_cross_entropy
 from dosapp.methods.base import Guess, Memory, Tensors, settings
 from dosapp.methods.mean_teacher import Taught
 from dosapp.student.student import Student
@@ -38,7 +38,7 @@ class DSS(Taught):
         high = sure.values >= self.threshold  # [B]
         target = torch.nn.functional.one_hot(sure.indices, old.shape[1]).to(new.dtype)
         unlikely = old.softmax(dim=1) < 1 / old.shape[1]  # [B, C]: less than by chance
-        each = torch.where(high, cross_entropy_to(new, target), complementary(new, unlikely))
+        each = torch.where(high, soft_cross_entropy(new, target), complementary_loss(new, unlikely))
         return self.guess(new, old, each.mean())
 
     def tensors(self) -> Tensors:

@@ -11,9 +11,9 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from dosapp.functional.fisher import fisher, own_labels
-from dosapp.functional.losses import drift, entropy
-from dosapp.functional.named_tensors import under
+from dosapp.functional.fisher import fisher_information, self_label_losses
+from dosapp.functional.losses import entropy, quadratic_penalty
+from dosapp.functional.named_tensors import select_prefix
 from dosapp.methods.base import Guess, Memory, Portion, Tensors, settings
 from dosapp.methods.tent import Tent
 from dosapp.scenario import Session
@@ -58,7 +58,7 @@ class EATA(Tent):
         """F: mean squared mini-batch gradient of the likelihood of the model's own labels."""
         weights = student.net.image_norms()
         answers = (student.image_logits(pixels) for pixels in session.train.batches(LOOK))
-        self.fisher = fisher(student.gradients_of(own_labels(answers), weights))
+        self.fisher = fisher_information(student.gradients_of(self_label_losses(answers), weights))
         self.anchor = {name: weight.detach().clone() for name, weight in weights.items()}
         self.familiar = None  # the classes are others now
 
@@ -77,7 +77,7 @@ class EATA(Tent):
 
     def penalty(self, student: Student) -> Tensor:
         """Σ F (θ - θ0)²."""
-        return drift(student.net.weights(), self.anchor, self.fisher)
+        return quadratic_penalty(student.net.weights(), self.anchor, self.fisher)
 
     def forget(self, place: int) -> None:
         self.familiar = None
@@ -88,5 +88,8 @@ class EATA(Tent):
         return kept | ({} if self.familiar is None else {"familiar": self.familiar})
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        self.fisher, self.anchor = under("fisher/", tensors), under("anchor/", tensors)
+        self.fisher, self.anchor = (
+            select_prefix("fisher/", tensors),
+            select_prefix("anchor/", tensors),
+        )
         self.familiar = tensors.get("familiar")

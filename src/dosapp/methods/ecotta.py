@@ -18,7 +18,7 @@ from dosapp.backbones.base import Backbone, Insert, Joint, Pixels
 from dosapp.backbones.wrappers import Added, within
 from dosapp.functional.losses import entropy
 from dosapp.methods.base import Batch, Guess, Method, Review, settings
-from dosapp.runtime.rng import torch_chance
+from dosapp.runtime.rng import torch_rng
 from dosapp.student.student import Selection, Student
 
 
@@ -29,7 +29,7 @@ class Meta(Added):
         parts = min(parts, inner.blocks)
         size = inner.blocks // parts  # the last part takes what is left: 12 → 2, 2, 2, 2, 4
         self.ends = [size * (n + 1) - 1 for n in range(parts - 1)] + [inner.blocks - 1]
-        generator, wide = torch_chance("ecotta", seed), inner.width
+        generator, wide = torch_rng("ecotta", seed), inner.width
         extra = {}
         for n in range(parts):
             extra[f"ecotta.{n}.scale"] = torch.ones(wide)

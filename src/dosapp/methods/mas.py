@@ -6,8 +6,8 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from dosapp.functional.losses import drift
-from dosapp.functional.named_tensors import under
+from dosapp.functional.losses import quadratic_penalty
+from dosapp.functional.named_tensors import select_prefix
 from dosapp.methods.base import Batch, Method, Share, Tensors, settings
 from dosapp.scenario import Session
 from dosapp.student.student import Student
@@ -32,7 +32,7 @@ class MAS(Method):
 
     def penalty(self, student: Student) -> Tensor:
         """Σ Ω (θ - θ*)², zero in the first session."""
-        return drift(student.net.weights(), self.anchor, self.importance)
+        return quadratic_penalty(student.net.weights(), self.anchor, self.importance)
 
     def end_session(self, student: Student, session: Session) -> None:
         """Ω: |∇ Σ ‖logits‖²| of each batch of images (signs meet before the absolute value is
@@ -60,5 +60,5 @@ class MAS(Method):
         return kept | {f"anchor/{name}": weight for name, weight in self.anchor.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        self.importance = under("importance/", tensors)
-        self.anchor = under("anchor/", tensors)
+        self.importance = select_prefix("importance/", tensors)
+        self.anchor = select_prefix("anchor/", tensors)

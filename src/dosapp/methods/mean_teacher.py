@@ -29,7 +29,7 @@ class Taught(Method):
         student.catch_up(self.teacher)
 
     def after_stream_step(self, student: Student) -> None:
-        student.smooth(self.teacher, active=self.momentum, frozen=1.0)
+        student.ema_update(self.teacher, active=self.momentum, frozen=1.0)
 
     def logits(self, student: Student, pixels: Tensor) -> Tensor:
         """The student's, scaled `[B, C]`; the scale itself must not learn to be sure."""

@@ -37,7 +37,7 @@ class NOTE(Tent):
     def stream_loss(self, student: Student, pixels: Tensor) -> Guess:
         with torch.no_grad():
             labels = student.image_logits(pixels).argmax(dim=1)
-        generator = student.chance("reservoir", self.reservoir.offered)
+        generator = student.rng("reservoir", self.reservoir.offered)
         for picture, label in zip(pixels, labels.tolist(), strict=True):
             self.reservoir.offer(picture, label, generator)
         logits = student.image_logits(torch.stack(self.reservoir.pictures))

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from dosapp.backbones.base import Backbone, Insert, Pixels
 from dosapp.backbones.wrappers import Added
-from dosapp.runtime.rng import torch_chance
+from dosapp.runtime.rng import torch_rng
 
 
 def uniform(generator: torch.Generator, *shape: int) -> Tensor:
@@ -41,7 +41,7 @@ class Pool(Keyed):
     def __init__(
         self, inner: Backbone, size: int, length: int, take: int, together: bool, seed: int
     ) -> None:
-        generator = torch_chance("l2p", seed)
+        generator = torch_rng("l2p", seed)
         extra = {
             "l2p.prompts": uniform(generator, size, length, inner.width),
             self.keys: uniform(generator, size, inner.features),
@@ -81,7 +81,7 @@ class Prefixes(Keyed):
     def __init__(
         self, inner: Backbone, size: int, length: int, general: int, expert: int, seed: int
     ) -> None:
-        generator = torch_chance("dualprompt", seed)
+        generator = torch_rng("dualprompt", seed)
         self.general = range(min(general, inner.blocks))
         self.expert = range(len(self.general), min(general + expert, inner.blocks))
         shape = (2, length, inner.width)

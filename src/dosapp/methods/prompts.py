@@ -13,8 +13,8 @@ from torch import Tensor
 
 from dosapp.backbones.base import Backbone
 from dosapp.backbones.wrappers import within
-from dosapp.errors import BadInput
-from dosapp.functional.losses import class_loss
+from dosapp.errors import InputError
+from dosapp.functional.losses import masked_cross_entropy
 from dosapp.methods.base import Batch, Lessons, Method, Tensors, settings
 from dosapp.methods.prompting import Keyed, Pool, Prefixes
 from dosapp.scenario import Session
@@ -45,7 +45,7 @@ class Prompted(Method):
         logits = student.image_logits(batch.pixels)
         allowed = batch.replayed[:, None].repeat(1, logits.shape[1])
         allowed[:, self.current] = True
-        loss = class_loss(logits, batch.labels, allowed)
+        loss = masked_cross_entropy(logits, batch.labels, allowed)
         near = self.prompts(student).near[~batch.replayed]  # a set's key is for its own session
         return loss - self.pull * near.mean()
 
@@ -92,7 +92,7 @@ class DualPrompt(Prompted):
     def check(self, student: Student, session: Session) -> None:
         known = self.route.known
         if known >= self.pool:
-            raise BadInput(
+            raise InputError(
                 f"dualprompt has prefixes for {self.pool} sessions and this is number "
                 f"{known + 1}; start again with --set pool={2 * self.pool}"
             )

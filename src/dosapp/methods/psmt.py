@@ -10,9 +10,9 @@ import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from dosapp.functional.fisher import fisher, own_labels
-from dosapp.functional.losses import drift, symmetric_cross_entropy
-from dosapp.functional.named_tensors import under
+from dosapp.functional.fisher import fisher_information, self_label_losses
+from dosapp.functional.losses import quadratic_penalty, symmetric_cross_entropy
+from dosapp.functional.named_tensors import select_prefix
 from dosapp.methods.base import Guess, Share, Tensors, settings
 from dosapp.methods.mean_teacher import Taught
 from dosapp.scenario import Session
@@ -36,7 +36,7 @@ class PSMT(Taught):
     def end_session(self, student: Student, session: Session) -> None:
         weights = {n: w for n, w in student.net.weights().items() if n in student.chosen.names}
         answers = (self.logits(student, pixels) for pixels in session.train.batches(64))
-        self.fisher = fisher(student.gradients_of(own_labels(answers), weights))
+        self.fisher = fisher_information(student.gradients_of(self_label_losses(answers), weights))
 
     def begin_stream(self, student: Student) -> None:
         super().begin_stream(student)
@@ -46,7 +46,7 @@ class PSMT(Taught):
     def stream_loss(self, student: Student, pixels: Tensor) -> Guess:
         new, old = self.logits(student, pixels), self.taught(student, pixels)
         loss = symmetric_cross_entropy(new, old).mean()
-        penalty = drift(student.net.weights(), self.source, self.fisher)
+        penalty = quadratic_penalty(student.net.weights(), self.source, self.fisher)
         return self.guess(new, old, loss + self.pull * penalty)
 
     def after_stream_step(self, student: Student) -> None:
@@ -69,7 +69,10 @@ class PSMT(Taught):
         return kept | {f"source/{name}": weight for name, weight in self.source.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        self.fisher, self.source = under("fisher/", tensors), under("source/", tensors)
+        self.fisher, self.source = (
+            select_prefix("fisher/", tensors),
+            select_prefix("source/", tensors),
+        )
 
 
 def least(

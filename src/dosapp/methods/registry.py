@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dosapp.errors import BadInput, unknown
+from dosapp.errors import InputError, unknown_name
 from dosapp.methods.base import Method
 from dosapp.methods.cotta import CoTTA
 from dosapp.methods.distilled import PRD, LwF
@@ -63,7 +63,7 @@ for entry in entry_points(group="dosapp.methods"):  # of other packages; ours ke
 
 def named(name: str) -> type[Method]:
     if name not in METHODS:
-        raise unknown("method", name, METHODS, "dosapp methods")
+        raise unknown_name("method", name, METHODS, "dosapp methods")
     return METHODS[name]
 
 
@@ -78,9 +78,11 @@ def build(
     kinds = {"labelled": named(method)} | ({"unlabelled": named(adapt)} if adapt else {})
     if adapt and named(adapt).phase not in ("unlabelled", "both"):
         usable = [n for n, kind in METHODS.items() if kind.phase in ("unlabelled", "both")]
-        raise BadInput(f"'{adapt}' cannot adapt without labels; --adapt takes {', '.join(usable)}")
+        raise InputError(
+            f"'{adapt}' cannot adapt without labels; --adapt takes {', '.join(usable)}"
+        )
     if named(method).phase == "unlabelled":
-        raise BadInput(f"'{method}' needs a learner before it; try --method spu --adapt {method}")
+        raise InputError(f"'{method}' needs a learner before it; try --method spu --adapt {method}")
     chosen: dict[str, dict[str, Any]] = {half: {} for half in kinds}
     for name, value in (options or {}).items():
         places = [
@@ -91,7 +93,7 @@ def build(
         ]
         if not places:
             known = [p.rpartition(".")[2] for kind in kinds.values() for p in kind().settings()]
-            raise unknown("setting", name, known, f"dosapp methods {method}")
+            raise unknown_name("setting", name, known, f"dosapp methods {method}")
         for half, path in places:
             chosen[half][path] = value
     made = [_make(kind, chosen[half]) for half, kind in kinds.items()]
@@ -113,5 +115,5 @@ def _make(kind: type[Method], chosen: Mapping[str, Any]) -> Method:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         if not name:  # settings that do not go together
-            raise BadInput(str(first["msg"]).removeprefix("Value error, ")) from error
-        raise BadInput(f"{name} is {first['input']!r}: {first['msg'].lower()}") from error
+            raise InputError(str(first["msg"]).removeprefix("Value error, ")) from error
+        raise InputError(f"{name} is {first['input']!r}: {first['msg'].lower()}") from error

@@ -14,12 +14,12 @@ from torch.nn.functional import normalize
 
 from dosapp.backbones.base import Backbone
 from dosapp.backbones.wrappers import Added, within
-from dosapp.functional.augmentation import augmented
-from dosapp.functional.class_indices import closed_up
-from dosapp.functional.losses import contrast, symmetric_cross_entropy
+from dosapp.functional.augmentation import augment
+from dosapp.functional.class_indices import remove_class_index
+from dosapp.functional.losses import supervised_contrastive_loss, symmetric_cross_entropy
 from dosapp.methods.base import Guess, Tensors, settings
 from dosapp.methods.mean_teacher import Taught
-from dosapp.runtime.rng import torch_chance
+from dosapp.runtime.rng import torch_rng
 from dosapp.scenario import Session
 from dosapp.student.student import Student
 
@@ -30,7 +30,7 @@ class Projector(Added):
     """Features D → 128 → ReLU → 128, for the contrastive term only."""
 
     def __init__(self, inner: Backbone, seed: int) -> None:
-        generator, wide = torch_chance("projector", seed), inner.features
+        generator, wide = torch_rng("projector", seed), inner.features
         extra = {
             "rmt.first": torch.randn(wide, SPACE, generator=generator) / wide**0.5,
             "rmt.second": torch.randn(SPACE, SPACE, generator=generator) / SPACE**0.5,
@@ -82,7 +82,7 @@ class RMT(Taught):
         net = student.net
         texts, scale = student.captions(), net.scale.detach()
         images = net.encode_image(pixels)
-        moved = net.encode_image(augmented(pixels, student.chance("rmt")))
+        moved = net.encode_image(augment(pixels, student.rng("rmt")))
         plain, other = scale * images @ texts.T, scale * moved @ texts.T
         old = self.taught(student, pixels)
         agree = (symmetric_cross_entropy(plain, old) + symmetric_cross_entropy(other, old)) / 2
@@ -91,11 +91,11 @@ class RMT(Taught):
             known = torch.stack(list(self.prototypes.values()))
             nearest = known[(normalize(images.detach(), dim=1) @ normalize(known).T).argmax(dim=1)]
             views = within(net, Projector)(torch.stack([nearest, images, moved]))
-            loss = loss + self.contrast * contrast(views, self.temperature)
+            loss = loss + self.contrast * supervised_contrastive_loss(views, self.temperature)
         return self.guess(plain, old, loss)
 
     def forget(self, place: int) -> None:
-        self.prototypes = closed_up(self.prototypes, place)
+        self.prototypes = remove_class_index(self.prototypes, place)
 
     def tensors(self) -> Tensors:
         return {f"prototypes/{place}": mean for place, mean in self.prototypes.items()}

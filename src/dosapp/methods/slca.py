@@ -62,7 +62,7 @@ class SLCA(Method):
     def aligned(self, student: Student, batch: Callable[[], Batch], step: int) -> Tensor:
         """Tell drawn features of all classes apart; no picture is looked at."""
         drawn, labels = self.classes.draw(
-            self.samples, self.sessions, student.chance("alignment", step)
+            self.samples, self.sessions, student.rng("alignment", step)
         )
         logits = student.net.project_image(drawn) @ student.captions().T  # cosines [N, C]
         groups = self.classes.sessions()  # [C]

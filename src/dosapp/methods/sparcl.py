@@ -8,7 +8,7 @@ import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from dosapp.functional.masks import Mask, Scores, share, top_fraction
+from dosapp.functional.masks import Mask, Scores, top_count, top_fraction
 from dosapp.methods.base import Lessons, Method, Portion, settings
 from dosapp.student.student import Selection, Student
 
@@ -44,12 +44,12 @@ class SparCL(Method):
     def mask(self, student: Student, epoch: int, importance: Scores) -> Mask:
         first = epoch < self.every
         mask = top_fraction(importance, self.kept if first else self.density)
-        return {n: grown(m, self.density, student.chance(n, epoch)) for n, m in mask.items()}
+        return {n: grown(m, self.density, student.rng(n, epoch)) for n, m in mask.items()}
 
 
 def grown(mask: Tensor, density: float, generator: torch.Generator) -> Tensor:
     """The mask with entries drawn at random until it has this density."""
-    missing = share(density, mask.numel()) - int(mask.sum())
+    missing = top_count(density, mask.numel()) - int(mask.sum())
     outside = (~mask).flatten().nonzero().squeeze(1)
     drawn = outside[torch.randperm(len(outside), generator=generator)[: max(0, missing)]]
     result = mask.clone()

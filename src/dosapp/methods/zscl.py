@@ -14,8 +14,8 @@ from torch import Tensor
 from dosapp.backbones.base import Backbone
 from dosapp.data.base import Dataset
 from dosapp.data.registry import DOMAINS, load_dataset
-from dosapp.errors import BadInput
-from dosapp.functional.losses import cross_entropy_to
+from dosapp.errors import InputError
+from dosapp.functional.losses import soft_cross_entropy
 from dosapp.methods.base import Batch, Method, Tensors, settings
 from dosapp.scenario import Session
 from dosapp.student.student import Student
@@ -41,7 +41,7 @@ class ZSCL(Method):
 
     def _check_given(self) -> None:
         if not self.references:
-            raise BadInput(
+            raise InputError(
                 "zscl needs reference pictures with captions: --set references=signs, or the path "
                 "of a folder of class folders or of a CSV"
             )
@@ -78,7 +78,7 @@ class ZSCL(Method):
         """
         found = self.looked_up(student.net)
         labels = found.train.labels
-        rows = torch.randperm(len(labels), generator=student.chance("references"))[: self.look]
+        rows = torch.randperm(len(labels), generator=student.rng("references"))[: self.look]
         pixels = found.train.pictures.read(rows.numpy()).float() / 255
         names = (found.classes[labels[row]] for row in rows.tolist())
         captions = [found.prompts.caption(name) for name in names]
@@ -87,15 +87,15 @@ class ZSCL(Method):
             texts = self.original.encode_text(captions)
             old = scale * self.original.encode_image(pixels) @ texts.T / T
         new = scale * student.net.encode_image(pixels) @ texts.T / T
-        images = cross_entropy_to(new, old.softmax(dim=1)).mean()
-        captioned = cross_entropy_to(new.T, old.T.softmax(dim=1)).mean()
+        images = soft_cross_entropy(new, old.softmax(dim=1)).mean()
+        captioned = soft_cross_entropy(new.T, old.T.softmax(dim=1)).mean()
         return (images + captioned) * T**2
 
     def after_step(self, student: Student) -> None:
         """w̄ ← (w̄ n + w) / (n + 1)."""
         if self.every and student.steps % self.every == 0:
             share = self.samples / (self.samples + 1)
-            student.smooth(self.average, active=share, frozen=share)
+            student.ema_update(self.average, active=share, frozen=share)
             self.samples += 1
 
     def end_lessons(self, student: Student, session: Session) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from dosapp.errors import unknown
+from dosapp.errors import unknown_name
 from dosapp.experiments.grid import seed_list
 from dosapp.settings import RunSettings, read_yaml
 
@@ -70,7 +70,7 @@ def tables() -> dict[str, Table]:
 def table(name: str) -> Table:
     known = tables()
     if name not in known:
-        raise unknown("table", name, known, "dosapp reproduce --list")
+        raise unknown_name("table", name, known, "dosapp reproduce --list")
     return known[name]
 
 
@@ -91,7 +91,7 @@ class Scale:
     def named(cls, name: str) -> "Scale":
         known = [file.stem for file in (PAPER / "scales").glob("*.yaml")]
         if name not in known:
-            raise unknown("scale", name, known)
+            raise unknown_name("scale", name, known)
         return cls(name, **read_yaml(PAPER / "scales" / f"{name}.yaml"))
 
     def stand_ins(self, data: Sequence[str]) -> Sequence[str]:

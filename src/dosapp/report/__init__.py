@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.result import Result
 from dosapp.report.tables import (
     COLUMNS,
@@ -45,7 +45,7 @@ def write_report(
 
         from dosapp.report import figures
     except ImportError as error:
-        raise BadInput(
+        raise InputError(
             f"a report with pictures needs {error.name}; pip install 'dosapp[report]'"
         ) from error
     table = rows(results)

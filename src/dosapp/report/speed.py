@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.runtime.files import write_bytes, write_json
 
 # name → what it is, required, target; a ≤ says that smaller is better
@@ -74,7 +74,7 @@ def write_speed(found: Mapping[str, Any], folder: Path) -> None:
 
         from dosapp.report import figures
     except ImportError as error:
-        raise BadInput(f"pictures need {error.name}; pip install 'dosapp[report]'") from error
+        raise InputError(f"pictures need {error.name}; pip install 'dosapp[report]'") from error
     folder.mkdir(parents=True, exist_ok=True)
     text = f"{table(found)}\n{details(found)}"
     drawn = {"bench": figures.sides(found["seconds"])}

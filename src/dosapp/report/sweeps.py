@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.result import Result, settings_of
 from dosapp.methods.registry import build
 from dosapp.report.tables import Row
@@ -44,7 +44,7 @@ def _said(result: Result) -> dict[str, Any]:
         warnings.simplefilter("ignore")  # odd values were noted when the run was planned
         try:
             own = build(said["method"], said["adapt"], said["options"]).settings()
-        except BadInput:  # an old result of a method that is no more
+        except InputError:  # an old result of a method that is no more
             own = said["options"]
     return {k: v for k, v in said.items() if k not in ("options", "seed")} | own
 

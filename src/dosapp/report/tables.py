@@ -9,7 +9,7 @@ from typing import get_args
 
 import numpy as np
 
-from dosapp.errors import BadInput, unknown
+from dosapp.errors import InputError, unknown_name
 from dosapp.experiments.plan import title
 from dosapp.experiments.result import (
     Result,
@@ -89,7 +89,7 @@ def rows(results: Iterable[Result]) -> list[Row]:
         group = groups.setdefault(json.dumps(rest, sort_keys=True), {})
         other = group.setdefault(result.settings["seed"], result)
         if other.key != result.key:
-            raise BadInput(
+            raise InputError(
                 f"results {other.key} and {result.key} have the same settings and seed, but other "
                 "data, weights or defaults; report one of them"
             )
@@ -200,7 +200,7 @@ def paired(table: Sequence[Row], against: str) -> str:
     """Each row less the one named, seed by seed: what a difference is worth when seeds vary."""
     found = [row for row in table if row.name == against]
     if not found:
-        raise unknown("row", against, [row.name for row in table])
+        raise unknown_name("row", against, [row.name for row in table])
     reference = {result.settings["seed"]: result for result in found[0].results}
     head = [f"difference to {against}", *COLUMNS.values(), "seeds"]
     lines = [head, ["---"] * len(head)]

@@ -18,25 +18,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.runtime import devices
 
 
-def count() -> int:
+def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    return dist.get_rank() if count() > 1 else 0
+    return dist.get_rank() if world_size() > 1 else 0
 
 
 @contextmanager
-def joined(device: str = "cpu") -> Iterator[None]:
+def process_group(device: str = "cpu") -> Iterator[None]:
     """Find the others, if torchrun started some; tensors on GPUs do not go through the host."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield
         return
-    kind = devices.device(device)
+    kind = devices.resolve_device(device)
     if kind.type == "cuda":
         torch.cuda.set_device(kind)
     dist.init_process_group("cpu:gloo,cuda:nccl" if kind.type == "cuda" else "gloo")
@@ -47,9 +47,9 @@ def joined(device: str = "cpu") -> Iterator[None]:
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[Path]:
+def rank_folder(folder: Path) -> Iterator[Path]:
     """The first process writes to the folder. The others work on a copy that is thrown away."""
-    if count() == 1:
+    if world_size() == 1:
         yield folder
         return
     with tempfile.TemporaryDirectory() as scratch:
@@ -57,32 +57,32 @@ def writing(folder: Path) -> Iterator[Path]:
         if rank() > 0 and folder.exists():
             shutil.copytree(folder, place)
         began = (place / "run.json").exists()
-        if len(set(everybody(began))) > 1:  # and nobody goes on before all have their copy
-            raise BadInput(f"not every process can see '{folder}'; --out must be shared by them")
+        if len(set(gather_objects(began))) > 1:  # and nobody goes on before all have their copy
+            raise InputError(f"not every process can see '{folder}'; --out must be shared by them")
         yield place
 
 
-def everybody(mine: Any) -> list[Any]:
+def gather_objects(mine: Any) -> list[Any]:
     """What each process has to say."""
-    found: list[Any] = [None] * count()
+    found: list[Any] = [None] * world_size()
     dist.all_gather_object(found, mine)
     return found
 
 
-def shared(encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
+def encode_sharded(encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
     """`encode(rows)`, of which each process computes its portion; all of it if there are too few
     to give everybody one."""
-    if len(rows) < count():
+    if len(rows) < world_size():
         return encode(rows)
-    mine = portion(len(rows), rank())
+    mine = rank_rows(len(rows), rank())
     own = encode(rows[mine.start : mine.stop])
     found: Tensor = _Gathered.apply(own, len(rows))  # type: ignore[no-untyped-call]
     return found
 
 
-def portion(total: int, who: int) -> range:
+def rank_rows(total: int, who: int) -> range:
     """The rows a process encodes; the first ones have one more if it does not come out even."""
-    each, more = divmod(total, count())
+    each, more = divmod(total, world_size())
     first = who * each + min(who, more)
     return range(first, first + each + (who < more))
 
@@ -94,26 +94,26 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, mine: Tensor, total: int) -> Tensor:
-        sizes = [len(portion(total, who)) for who in range(count())]
+        sizes = [len(rank_rows(total, who)) for who in range(world_size())]
         padded = mine.new_zeros(max(sizes), *mine.shape[1:])
         padded[: len(mine)] = mine
         parts = [torch.empty_like(padded) for _ in sizes]
         dist.all_gather(parts, padded)
-        ctx.mine = portion(total, rank())
+        ctx.mine = rank_rows(total, rank())
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0][ctx.mine.start : ctx.mine.stop] * count(), None
+        return grads[0][ctx.mine.start : ctx.mine.stop] * world_size(), None
 
 
-def average(tensors: Sequence[Tensor]) -> None:
+def average_gradients(tensors: Sequence[Tensor]) -> None:
     """In place, the mean over processes, in one message."""
-    if count() == 1 or not tensors:
+    if world_size() == 1 or not tensors:
         return
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     dist.all_reduce(flat)
-    flat /= count()
+    flat /= world_size()
     parts = flat.split([tensor.numel() for tensor in tensors])
     for tensor, part in zip(tensors, parts, strict=True):
         tensor.copy_(part.view_as(tensor))

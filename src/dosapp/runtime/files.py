@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 
 
-class Damaged(BadInput):
+class CorruptRecordError(InputError):
     """A record whose bytes are not the ones that were written, or are gone."""
 
 
@@ -34,22 +34,22 @@ def write_bytes(path: Path, data: bytes) -> None:
             raise
         _flush_folder(path.parent)
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise storage_error(path, error) from error
 
 
-def made(folder: Path) -> Path:
+def ensure_dir(folder: Path) -> Path:
     """The folder, which is there now."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise unwritable(folder, error) from error
+        raise storage_error(folder, error) from error
     return folder
 
 
-def unwritable(path: Path, error: OSError) -> BadInput:
+def storage_error(path: Path, error: OSError) -> InputError:
     if error.errno == errno.ENOSPC:
-        return BadInput(f"the disk of '{path}' is full; free some space, nothing was changed")
-    return BadInput(f"cannot write '{path}' ({error.strerror}); choose another place")
+        return InputError(f"the disk of '{path}' is full; free some space, nothing was changed")
+    return InputError(f"cannot write '{path}' ({error.strerror}); choose another place")
 
 
 def _flush_folder(folder: Path) -> None:
@@ -61,19 +61,19 @@ def _flush_folder(folder: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path, wait: bool = False) -> Iterator[None]:
+def lock_folder(folder: Path, wait: bool = False) -> Iterator[None]:
     """One writer per folder; the lock is the system's, so it ends with the process."""
     if folder.exists() and not os.access(folder, os.W_OK):  # an old lock could be had all the same
-        raise unwritable(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+        raise storage_error(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
     try:
         file = (folder / ".lock").open("w")
     except OSError as error:
-        raise unwritable(folder, error) from error
+        raise storage_error(folder, error) from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
-            raise BadInput(
+            raise InputError(
                 f"'{folder}' is being written by another process; wait for it, or choose another"
             ) from error
         yield
@@ -87,6 +87,6 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError as error:
-        raise BadInput(f"'{path}' does not exist") from error
+        raise InputError(f"'{path}' does not exist") from error
     except (ValueError, OSError) as error:
-        raise Damaged(f"'{path}' cannot be read as JSON ({error})") from error
+        raise CorruptRecordError(f"'{path}' cannot be read as JSON ({error})") from error

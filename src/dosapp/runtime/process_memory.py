@@ -9,7 +9,7 @@ from pathlib import Path
 PROCESS = Path("/proc/self")
 
 
-def forget_peak() -> None:
+def reset_peak_memory() -> None:
     """Start counting from what is in use now: what an earlier run in this process needed, and was
     kept, is given back first."""
     gc.collect()
@@ -19,12 +19,12 @@ def forget_peak() -> None:
         (PROCESS / "clear_refs").write_text("5")
 
 
-def peak() -> float | None:
+def peak_memory() -> float | None:
     """In MB, or None where the system does not say."""
     return _said("VmHWM", PROCESS)
 
 
-def held(process: int) -> float | None:
+def resident_memory(process: int) -> float | None:
     """What a process holds now, in MB."""
     return _said("VmRSS", Path("/proc") / str(process))
 
@@ -38,7 +38,7 @@ def _said(word: str, process: Path) -> float | None:
 
 
 @cache
-def keep_memory() -> None:
+def retain_freed_memory() -> None:
     """Blocks of memory that are freed stay with the process. By default glibc gives those above
     32 MB back to the kernel at once, which fills each with zeros when the next step asks for it
     again: at batch 64 of ViT-B/16 that takes longer than the forward. The price is that what was

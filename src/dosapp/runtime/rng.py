@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 
-def seed_of(*words: object) -> int:
+def derive_seed(*words: object) -> int:
     digest = hashlib.sha256("/".join(map(str, words)).encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
 
-def chance(*words: object) -> np.random.Generator:
-    return np.random.default_rng(seed_of(*words))
+def numpy_rng(*words: object) -> np.random.Generator:
+    return np.random.default_rng(derive_seed(*words))
 
 
-def torch_chance(*words: object) -> torch.Generator:
-    return torch.Generator().manual_seed(seed_of(*words))
+def torch_rng(*words: object) -> torch.Generator:
+    return torch.Generator().manual_seed(derive_seed(*words))

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 
 
-class Refused(BadInput):
+class RequestError(InputError):
     """The service said no; `code` is the status of its answer."""
 
     def __init__(self, words: str, code: int) -> None:
@@ -26,7 +26,7 @@ class Client:
         try:
             import httpx2
         except ImportError as error:
-            raise BadInput(
+            raise InputError(
                 f"the client needs more packages ({error}); pip install 'dosapp[serve]'"
             ) from error
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -143,7 +143,7 @@ class Client:
             try:
                 self._ask("GET", "/ready")
                 return
-            except BadInput:
+            except InputError:
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.05)
@@ -156,13 +156,15 @@ class Client:
         try:
             answer = self._http.request(verb, path, **more)
         except self._errors as error:
-            raise BadInput(f"no service answers at {self.url} ({error}); is it running?") from error
+            raise InputError(
+                f"no service answers at {self.url} ({error}); is it running?"
+            ) from error
         if answer.status_code >= 400:
             try:
                 words = answer.json()["error"]
             except (ValueError, KeyError):
                 words = answer.text[:200]
-            raise Refused(words, answer.status_code)
+            raise RequestError(words, answer.status_code)
         return answer.json()
 
 
@@ -173,7 +175,7 @@ def _read(image: Any) -> tuple[str, bytes]:
         try:
             return Path(image).name, Path(image).read_bytes()
         except OSError as error:
-            raise BadInput(f"'{image}' cannot be read ({error.strerror})") from error
+            raise InputError(f"'{image}' cannot be read ({error.strerror})") from error
     with io.BytesIO() as buffer:
         image.save(buffer, "PNG")
         return "picture.png", buffer.getvalue()
@@ -185,7 +187,7 @@ def _zipped(lesson: "Mapping[str, Sequence[Any]] | Path | str") -> bytes:
         if place.is_file():
             return place.read_bytes()
         if not place.is_dir():
-            raise BadInput(f"'{place}' does not exist; give a zip or a folder of class folders")
+            raise InputError(f"'{place}' does not exist; give a zip or a folder of class folders")
         lesson = {
             inner.name: sorted(p for p in inner.iterdir() if p.is_file())
             for inner in sorted(place.iterdir())
@@ -195,7 +197,7 @@ def _zipped(lesson: "Mapping[str, Sequence[Any]] | Path | str") -> bytes:
         with zipfile.ZipFile(buffer, "w") as archive:
             for name, images in lesson.items():
                 if "/" in name or "\\" in name:
-                    raise BadInput(f"the class name '{name}' has a slash; leave it out")
+                    raise InputError(f"the class name '{name}' has a slash; leave it out")
                 for n, (title, data) in enumerate(map(_read, images)):
                     suffix = Path(title).suffix or ".png"
                     archive.writestr(f"{name}/{n:05d}{suffix}", data)

@@ -26,10 +26,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope
 from torch import Tensor
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.ray_cluster import joined
 from dosapp.learner.learner import Prediction
-from dosapp.runtime.files import locked
+from dosapp.runtime.files import lock_folder
 from dosapp.service.guards import Canary
 from dosapp.service.http.app import build
 from dosapp.service.reader import Answer
@@ -77,7 +77,7 @@ class Serving:
             try:
                 self.service = self._open.enter_context(made())
                 break
-            except (BadInput, OSError):
+            except (InputError, OSError):
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.5)
@@ -194,7 +194,7 @@ def _bound(fleet: Fleet, canary: Canary | None) -> Any:
 def deployed(fleet: Fleet, host: str, port: int, canary: Canary | None = None) -> Iterator[None]:
     """At work until the block ends."""
     check_learner(fleet.folder)
-    with locked(fleet.folder):
+    with lock_folder(fleet.folder):
         pass  # or one sentence here, not a traceback from an actor
     with joined(fleet.replicas + 1, "--replicas"):
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -211,4 +211,4 @@ def _run(app: Any) -> None:
         serve.run(app, name="dosapp")
     except RuntimeError as error:
         why = [line for line in str(error).splitlines() if line.strip()][-1].strip()
-        raise BadInput(f"the fleet could not be started: {why}") from error
+        raise InputError(f"the fleet could not be started: {why}") from error

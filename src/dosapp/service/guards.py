@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dosapp.functional.class_skew import skew
+from dosapp.functional.class_skew import class_skew
 from dosapp.learner.learner import Learner
 from dosapp.service.settings import ServiceSettings
 
@@ -110,7 +110,7 @@ class Guard:
 
 def skew_of(counts: "Counter[str] | dict[str, int]", classes: int) -> float:
     filled = list(counts.values())
-    return skew(torch.tensor(filled + [0] * max(0, classes - len(filled)), dtype=torch.float))
+    return class_skew(torch.tensor(filled + [0] * max(0, classes - len(filled)), dtype=torch.float))
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -14,7 +14,7 @@ from dosapp.learner.learner import Learner, Prediction
 from dosapp.service.settings import ServiceSettings
 
 
-class Busy(Exception):
+class BusyError(Exception):
     """There is no room for more now; nothing was done."""
 
 
@@ -62,7 +62,9 @@ class Reader:
     def ask(self, pixels: Tensor, top: int = 5) -> "Future[Answer]":
         with self._counting:
             if self.waiting + len(pixels) > max(self.settings.queue, len(pixels)):
-                raise Busy(f"{self.waiting} pictures wait for an answer already; try again later")
+                raise BusyError(
+                    f"{self.waiting} pictures wait for an answer already; try again later"
+                )
             self.waiting += len(pixels)
         asked = Question(pixels, top, Future())
         self._questions.put(asked)

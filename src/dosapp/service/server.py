@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.plan import open_stream
 from dosapp.learner.learner import Learner
 from dosapp.service.guards import Canary
@@ -32,7 +32,7 @@ def serve(
     """Until somebody stops it. SIGTERM and Ctrl-C answer what waits and save what was learned."""
     check_learner(folder)
     if not is_loopback(host) and not Tokens(folder):
-        raise BadInput(
+        raise InputError(
             f"'{folder}' has no tokens, so it is served on this machine only, not on {host}; "
             f"make one with: dosapp token add {folder} NAME --role teach"
         )
@@ -51,7 +51,7 @@ def serve(
         from dosapp.service.http.app import build
     except ImportError as error:
         extras = "serve,ray" if replicas else "serve"
-        raise BadInput(
+        raise InputError(
             f"serving needs more packages ({error}); pip install 'dosapp[{extras}]'"
         ) from error
     _end_politely()  # after uvicorn has had its turn

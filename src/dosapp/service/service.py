@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from dosapp.data.folder import found_in, part
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.history.history import History
 from dosapp.learner.learner import Learner, last_whole
-from dosapp.runtime.files import locked
+from dosapp.runtime.files import lock_folder
 from dosapp.service.audit import Audit
 from dosapp.service.guards import Canary
-from dosapp.service.reader import Answer, Busy, Published, Reader
+from dosapp.service.reader import Answer, BusyError, Published, Reader
 from dosapp.service.settings import ServiceSettings, check_learner
 from dosapp.service.tokens import Tokens
 from dosapp.service.uploads import Uploads, class_name
@@ -35,7 +35,7 @@ from dosapp.service.writer import Job, Writer
 GLANCE = 0.2  # seconds between two looks of a replica
 
 
-class ReadOnly(Exception):
+class ReadOnlyError(Exception):
     """A replica was asked to change something."""
 
 
@@ -93,8 +93,8 @@ class Service:
 
     # What only a writer can do
 
-    def _refuse(self) -> ReadOnly:
-        return ReadOnly("this replica only reads; ask the writer's service")
+    def _refuse(self) -> ReadOnlyError:
+        return ReadOnlyError("this replica only reads; ask the writer's service")
 
     def teach(self, pictures: Mapping[str, Tensor], who: str) -> Job:
         raise self._refuse()
@@ -139,7 +139,7 @@ class Teaching(Service):
         super().__init__(folder, settings, canary)
         learner = Learner.opened(folder, device=self.settings.device, learns=False)
         if learner.method.stores_data:
-            raise BadInput(
+            raise InputError(
                 f"'{folder}' learns with a method that keeps pictures of the stream; a service "
                 "never does, so choose another --adapt for the learner"
             )
@@ -220,7 +220,7 @@ class Teaching(Service):
                 known = [found[name]] if name in found else []
                 found[name] = torch.cat([*known, torch.stack(more)])
             if not found:
-                raise BadInput("there is nothing to learn: no pictures, and no corrections wait")
+                raise InputError("there is nothing to learn: no pictures, and no corrections wait")
             return self.writer.teach(found, who, partial(self._wait_again, waiting))
         except BaseException:
             self._wait_again(waiting)
@@ -249,7 +249,7 @@ class Teaching(Service):
         with self._turn:
             waiting = self._count()
             if waiting >= self.settings.queue:
-                raise Busy(f"{waiting} corrections wait for a lesson already; start one")
+                raise BusyError(f"{waiting} corrections wait for a lesson already; start one")
             self._corrections.setdefault(name, []).append(picture)
         self._noted("corrected", {"who": who, "class": name})
         return waiting + 1
@@ -341,7 +341,7 @@ class Replica(Service):
             try:
                 if self.history.acknowledged != self._followed:
                     self.reader.published = self._newest()
-            except (BadInput, OSError) as error:  # the writer was in the middle of something
+            except (InputError, OSError) as error:  # the writer was in the middle of something
                 warnings.warn(f"{error}; looking again", stacklevel=1)
 
     def start(self) -> None:
@@ -368,7 +368,7 @@ def opened(
 ) -> Iterator[Service]:
     """A service at work; a folder has one writer, and as many replicas as one likes."""
     check_learner(folder)
-    with contextlib.nullcontext() if follow else locked(folder):
+    with contextlib.nullcontext() if follow else lock_folder(folder):
         service = Replica(folder, settings) if follow else Teaching(folder, settings, canary)
         with at_work(service):
             yield service

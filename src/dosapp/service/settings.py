@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.settings import Checked
 
 
@@ -55,7 +55,7 @@ class ServiceSettings(Checked):
 
 def check_learner(folder: Path) -> None:
     if not (folder / "learner.json").exists():
-        raise BadInput(f"'{folder}' holds no learner: there is no learner.json in it")
+        raise InputError(f"'{folder}' holds no learner: there is no learner.json in it")
 
 
 def is_loopback(host: str) -> bool:

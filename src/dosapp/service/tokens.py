@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.runtime.files import read_json, write_json
 
 Role = Literal["predict", "teach"]  # who teaches may also predict
@@ -38,9 +38,9 @@ class Tokens:
     def add(self, name: str, role: str) -> str:
         """A new token, shown this once."""
         if role not in get_args(Role):
-            raise BadInput(f"role is '{role}'; give {' or '.join(get_args(Role))}")
+            raise InputError(f"role is '{role}'; give {' or '.join(get_args(Role))}")
         if not name.strip() or name in self.known:
-            raise BadInput(f"a token named '{name}' cannot be added; give a new name")
+            raise InputError(f"a token named '{name}' cannot be added; give a new name")
         token = f"dosapp-{secrets.token_urlsafe(32)}"
         self.known[name] = {"role": role, "sha256": _hash(token)}
         write_json(self.path, self.known)
@@ -48,7 +48,7 @@ class Tokens:
 
     def remove(self, name: str) -> None:
         if name not in self.known:
-            raise BadInput(f"there is no token named '{name}'; known: {', '.join(self.known)}")
+            raise InputError(f"there is no token named '{name}'; known: {', '.join(self.known)}")
         del self.known[name]
         write_json(self.path, self.known)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dosapp.data.base import check_class_names
 from dosapp.data.files import SUFFIXES, tree, unwrapped
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.learner.learner import Learner
 from dosapp.service.settings import ServiceSettings
 
@@ -28,7 +28,7 @@ INFLATED = 20  # times the limit of a body that an archive may hold
 M = TypeVar("M")
 
 
-class TooLarge(BadInput):
+class TooLargeError(InputError):
     """More than the service takes."""
 
 
@@ -45,26 +45,28 @@ class Uploads:
         try:
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             if image.width * image.height > self.settings.pixels:
-                raise TooLarge(
+                raise TooLargeError(
                     f"{name} has {image.width} × {image.height} pixels; at most "
                     f"{self.settings.pixels:,} are taken"
                 )
             if min(image.size) < 1 or max(image.size) > 100 * min(image.size):
-                raise BadInput(f"{name} is {image.width} × {image.height}; give a usual shape")
+                raise InputError(f"{name} is {image.width} × {image.height}; give a usual shape")
             return self.prepare(image)
-        except BadInput:
+        except InputError:
             raise
         except UnidentifiedImageError as error:
-            raise BadInput(f"{name} is not a picture; give one of {', '.join(FORMATS)}") from error
+            raise InputError(
+                f"{name} is not a picture; give one of {', '.join(FORMATS)}"
+            ) from error
         except (Image.DecompressionBombError, MemoryError) as error:
-            raise TooLarge(f"{name} is too large to be decoded") from error
+            raise TooLargeError(f"{name} is too large to be decoded") from error
         except Exception as error:  # decoders throw anything at damaged bytes
-            raise BadInput(f"{name} cannot be read as a picture ({_first(error)})") from error
+            raise InputError(f"{name} cannot be read as a picture ({_first(error)})") from error
 
     def pictures(self, files: Sequence[tuple[str, bytes]]) -> Tensor:
         """`uint8 [n, 3, H, W]`."""
         if not files:
-            raise BadInput("there is no picture in the request; send at least one")
+            raise InputError("there is no picture in the request; send at least one")
         self._check_count(len(files), self.settings.images)
         return torch.stack([self.picture(data, f"'{name}'") for name, data in files])
 
@@ -77,29 +79,29 @@ class Uploads:
             try:
                 files.append((f"images[{n}]", base64.b64decode(body, validate=True)))
             except (binascii.Error, ValueError) as error:
-                raise BadInput(f"images[{n}] is not base64 ({error})") from error
+                raise InputError(f"images[{n}] is not base64 ({error})") from error
         return self.pictures(files)
 
     def tensor(self, data: bytes, shape: str, kind: str) -> Tensor:
         """Raw numbers in C order: uint8, or float32 in [0, 1], already at the backbone's size."""
         kinds: dict[str, np.dtype[Any]] = {"uint8": np.dtype("u1"), "float32": np.dtype("<f4")}
         if kind not in kinds:
-            raise BadInput(f"dtype is '{kind[:40]}'; give uint8 or float32")
+            raise InputError(f"dtype is '{kind[:40]}'; give uint8 or float32")
         try:
             sizes = [int(part) for part in shape.split(",")]
         except ValueError as error:
-            raise BadInput(f"shape is '{shape[:40]}'; write it as 1,3,H,W") from error
+            raise InputError(f"shape is '{shape[:40]}'; write it as 1,3,H,W") from error
         wanted = [3, self.size, self.size]
         if len(sizes) != 4 or sizes[1:] != wanted or sizes[0] < 1:
-            raise BadInput(f"shape is {sizes[:8]}; give [n, 3, {self.size}, {self.size}]")
+            raise InputError(f"shape is {sizes[:8]}; give [n, 3, {self.size}, {self.size}]")
         self._check_count(sizes[0], self.settings.images)
         if len(data) != int(np.prod(sizes)) * kinds[kind].itemsize:
-            raise BadInput(f"the body has {len(data)} bytes, which is not {sizes} of {kind}")
+            raise InputError(f"the body has {len(data)} bytes, which is not {sizes} of {kind}")
         values = np.frombuffer(data, dtype=kinds[kind]).reshape(sizes)
         if kind == "uint8":
             return torch.from_numpy(values.copy())
         if not (np.isfinite(values).all() and values.min() >= 0 and values.max() <= 1):
-            raise BadInput("the tensor has values outside 0 to 1, or none at all; give [0, 1]")
+            raise InputError("the tensor has values outside 0 to 1, or none at all; give [0, 1]")
         return torch.from_numpy((values * 255).round().astype(np.uint8))
 
     # Lessons: pictures by class name
@@ -112,42 +114,44 @@ class Uploads:
                 self._check_count(len(members), self.settings.lesson_images)
                 total = sum(m.file_size for m in members)
                 if total > INFLATED * self.settings.body:
-                    raise TooLarge(f"the archive holds {total:,} bytes; that is too much")
+                    raise TooLargeError(f"the archive holds {total:,} bytes; that is too much")
                 named = _by_class({m.filename: m for m in members})
                 return self._classes(
                     (name, [(m.filename, self._member(archive, m)) for m in found])
                     for name, found in named.items()
                 )
-        except BadInput:
+        except InputError:
             raise
         except Exception as error:  # so do archives
-            raise BadInput(f"the archive cannot be read as a zip ({_first(error)})") from error
+            raise InputError(f"the archive cannot be read as a zip ({_first(error)})") from error
 
     def _member(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
         """No more than a body may have, whatever the archive says about its size."""
         with archive.open(member) as file:
             data = file.read(self.settings.body + 1)
         if len(data) > self.settings.body:
-            raise TooLarge(f"'{member.filename[:80]}' in the archive is too large")
+            raise TooLargeError(f"'{member.filename[:80]}' in the archive is too large")
         return data
 
     def folder(self, name: str) -> dict[str, Tensor]:
         """Class folders in a folder below the one set aside for lessons."""
         root = self.settings.lessons
         if root is None:
-            raise BadInput("this service has no folder for lessons; start it with --lessons FOLDER")
+            raise InputError(
+                "this service has no folder for lessons; start it with --lessons FOLDER"
+            )
         try:
             place = (root.resolve() / name).resolve()
             inside = place.is_relative_to(root.resolve()) and place.is_dir()
         except (ValueError, OSError) as error:  # a NUL, a name that is too long
-            raise BadInput(f"there is no folder '{name[:80]}' among the lessons") from error
+            raise InputError(f"there is no folder '{name[:80]}' among the lessons") from error
         if not inside:
-            raise BadInput(f"there is no folder '{name[:80]}' among the lessons")
+            raise InputError(f"there is no folder '{name[:80]}' among the lessons")
         found = unwrapped(tree(place))
         pictures = {n: p for n, p in found.items() if p.suffix in SUFFIXES and "/" in n}
         self._check_count(len(pictures), self.settings.lesson_images)
         if any(not p.path.resolve().is_relative_to(root.resolve()) for p in pictures.values()):
-            raise BadInput(f"'{name[:80]}' has links that lead out of the lessons")
+            raise InputError(f"'{name[:80]}' has links that lead out of the lessons")
         return self._classes(
             (label, [(str(p.path.name), p.read()) for p in places])
             for label, places in _by_class(pictures).items()
@@ -164,17 +168,17 @@ class Uploads:
         for raw, files in named:
             name = class_name(raw)
             if name in found:
-                raise BadInput(f"the lesson names the class '{name}' twice; names must differ")
+                raise InputError(f"the lesson names the class '{name}' twice; names must differ")
             if not files:
-                raise BadInput(f"class '{name}' has no pictures; give at least one")
+                raise InputError(f"class '{name}' has no pictures; give at least one")
             found[name] = torch.stack([self.picture(data, f"'{n[-80:]}'") for n, data in files])
         if not found:
-            raise BadInput("the lesson has no pictures in class folders; put each class in one")
+            raise InputError("the lesson has no pictures in class folders; put each class in one")
         return found
 
     def _check_count(self, count: int, most: int) -> None:
         if count > most:
-            raise TooLarge(f"the request has {count} pictures; at most {most} are taken")
+            raise TooLargeError(f"the request has {count} pictures; at most {most} are taken")
 
 
 def class_name(raw: str) -> str:
@@ -183,7 +187,7 @@ def class_name(raw: str) -> str:
     name = unicodedata.normalize("NFC", " ".join(raw.replace("_", " ").split()))
     check_class_names([name], "the lesson")
     if len(name) > NAME or not name.isprintable():
-        raise BadInput(f"the class name '{name[:40]}…' is too long or cannot be printed")
+        raise InputError(f"the class name '{name[:40]}…' is too long or cannot be printed")
     return name
 
 

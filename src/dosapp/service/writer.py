@@ -22,14 +22,14 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.history.history import History
 from dosapp.history.record import State
 from dosapp.learner.learner import Learner, Prediction
 from dosapp.runtime.files import read_json, write_json
 from dosapp.scenario import Session
 from dosapp.service.guards import Canary, Guard, Signals
-from dosapp.service.reader import Busy, Published, threads
+from dosapp.service.reader import BusyError, Published, threads
 from dosapp.service.settings import ServiceSettings
 
 T = TypeVar("T")
@@ -155,13 +155,13 @@ class Writer:
         session = self.learner.session(pictures)
         known = set(self.learner.classes) | set(pictures)
         if len(known) > self.settings.classes:
-            raise BadInput(
+            raise InputError(
                 f"the lesson would make {len(known)} classes; at most {self.settings.classes} "
                 "are allowed (the setting 'classes')"
             )
         with self._turn:
             if sum(job.state == "waiting" for job in self.jobs.values()) >= self.settings.jobs:
-                raise Busy(f"{self.settings.jobs} lessons wait already; try again later")
+                raise BusyError(f"{self.settings.jobs} lessons wait already; try again later")
             job = Job(list(pictures), len(session.train), who, session, given_back)
             self.ask(lambda: self._teach(job))  # or nobody hears of the job
             self.jobs[job.id] = job
@@ -180,7 +180,7 @@ class Writer:
         def carried_out() -> None:
             try:
                 done.set_result(order())
-            except BadInput as error:
+            except InputError as error:
                 done.set_exception(error)
             except BaseException as error:
                 done.set_exception(error)
@@ -188,7 +188,7 @@ class Writer:
 
         with self._turn:
             if self._closing:
-                raise Busy("the service is stopping")
+                raise BusyError("the service is stopping")
             self._orders.append((carried_out, done))
             self._turn.notify()
         return done
@@ -243,7 +243,7 @@ class Writer:
         try:
             write_json(self._place, {"frozen": self.frozen})
             self.unkept = ""
-        except BadInput as error:
+        except InputError as error:
             now = "frozen" if self.frozen else "no longer frozen"
             self.unkept = f"it is {now}, but a restart would not know that: {error}"
             self._changed = time.monotonic()
@@ -252,7 +252,7 @@ class Writer:
         seen = self._measured()
         try:
             number = self._commit(self._now(), reason, {**seen, "who": who})
-        except BadInput:
+        except InputError:
             self._return()
             raise
         self._begin_anew(seen)
@@ -296,7 +296,7 @@ class Writer:
             left = [done for _, done in self._orders]
             self._orders.clear()
         for done in left:
-            done.set_exception(Busy(ENDED))
+            done.set_exception(BusyError(ENDED))
         for job in self.jobs.values():
             if not job.ended.is_set():
                 job.end("failed", ENDED)
@@ -359,7 +359,7 @@ class Writer:
         steps = self.learner.student.steps
         try:
             guess = self.learner.adapt(torch.stack([seen.pixels for seen in batch]))
-        except BadInput as error:  # it diverged
+        except InputError as error:  # it diverged
             self._refuse(str(error))
             return
         if guess is None or self.learner.student.steps == steps:  # the gate kept all or all but one
@@ -393,7 +393,7 @@ class Writer:
         try:
             reason = f"{len(self._owed)} steps on the stream"
             self._commit(self._good, reason, {**seen, "disagreement": _mean(self._owed)})
-        except BadInput as error:  # the disk is full: go on, and try again after an interval
+        except InputError as error:  # the disk is full: go on, and try again after an interval
             self.trouble, self._changed = str(error), time.monotonic()
 
     def _refuse(self, why: str) -> None:
@@ -449,7 +449,7 @@ class Writer:
             self._begin_anew(seen)
         except Cancelled:
             self._unteach(job, "cancelled", "given up; nothing has changed")
-        except BadInput as error:
+        except InputError as error:
             self._unteach(job, "failed", str(error))
         except Exception as error:  # the service goes on
             self._unteach(job, "failed", f"{type(error).__name__}: {error}")
@@ -483,7 +483,7 @@ class Writer:
         if number - self.history.oldest >= self.settings.keep * 5 // 4:
             try:
                 self.history.forget(self.settings.keep)
-            except (BadInput, OSError) as error:  # the version stands all the same
+            except (InputError, OSError) as error:  # the version stands all the same
                 self.trouble = str(error)
         return number
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 
-def positions(mask: Tensor) -> Tensor:
+def mask_indices(mask: Tensor) -> Tensor:
     """Where a mask is True, flat and in order `[K]`, in the smallest integers that do."""
     found = mask.flatten().nonzero().squeeze(1)
     return found.int() if mask.numel() < 2**31 else found
 
 
-def either(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+def union_indices(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     """Positions in one list or the other, in order; None stands for all. Equal lists are one."""
     if one is None or other is None:
         return None
@@ -25,12 +25,12 @@ def either(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return next((known for known in (other, one) if len(known) == len(found)), found)
 
 
-def few(found: Tensor | None, numel: int) -> Tensor | None:
+def keep_if_few(found: Tensor | None, numel: int) -> Tensor | None:
     """The positions while they are few; from a quarter on, going through all is no more work."""
     return found if found is not None and len(found) <= numel // 4 else None
 
 
-class Entries:
+class SparseParameter:
     def __init__(self, weight: nn.Parameter, mask: Tensor | None) -> None:
         self.weight = weight
         weight.requires_grad_(True)
@@ -38,7 +38,7 @@ class Entries:
             self.where, self.values = None, weight
             self._hook = None
         else:
-            self.where = positions(mask)  # [K]
+            self.where = mask_indices(mask)  # [K]
             self.values = nn.Parameter(self.gathered(weight.detach()))
             # Weakly: the collector does not see through a hook, so a weight that holds us by one
             # would keep itself alive for ever.

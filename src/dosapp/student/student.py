@@ -15,15 +15,20 @@ from torch.nn.functional import normalize
 
 from dosapp.backbones.base import Backbone, Captions, Expert, Pixels
 from dosapp.data.base import Prompts
-from dosapp.errors import BadInput
-from dosapp.functional.ema import smooth
+from dosapp.errors import InputError
+from dosapp.functional.ema import ema_update
 from dosapp.functional.losses import clip_loss
-from dosapp.functional.masks import Mask, Scores, gradient_scores, gradients
-from dosapp.functional.named_tensors import differs, under
+from dosapp.functional.masks import Mask, Scores, gradient_scores, iter_gradients
+from dosapp.functional.named_tensors import bits_differ, select_prefix
 from dosapp.runtime import distributed
-from dosapp.runtime.rng import torch_chance
+from dosapp.runtime.rng import torch_rng
 from dosapp.settings import PAPER_RATE
-from dosapp.student.sparse_parameter import Entries, either, few, positions
+from dosapp.student.sparse_parameter import (
+    SparseParameter,
+    keep_if_few,
+    mask_indices,
+    union_indices,
+)
 
 SCALE = 2.0**10  # of losses in float16, at first
 
@@ -38,7 +43,7 @@ class Selection:
     rates: Mapping[str, float] = field(default_factory=dict)  # times the learning rate
 
 
-class Diverged(BadInput):
+class DivergedError(InputError):
     """Learning went wrong by itself: the rate was too large."""
 
 
@@ -63,7 +68,7 @@ class Student:
         self.rivals = False  # whether captions of classes a batch lacks are its negatives too
         self.replaced = False  # by `assign`, since the last step
         self.moved: set[str] = set()  # every weight that was ever allowed to move
-        self._entries: dict[str, Entries] = {}
+        self._entries: dict[str, SparseParameter] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         # In float16 a small gradient would be zero: losses are scaled up, and gradients down again.
         kind = net.scale.device.type
@@ -132,9 +137,9 @@ class Student:
             texts = self.captions()
         return self.net.scale.detach() * self.net.encode_image(pixels) @ texts.T
 
-    def chance(self, *words: object) -> torch.Generator:
+    def rng(self, *words: object) -> torch.Generator:
         """Random numbers for a purpose at this step: the same again when the step is repeated."""
-        return torch_chance(*words, self.seed, self.steps)
+        return torch_rng(*words, self.seed, self.steps)
 
     def pairs(
         self, pixels: Tensor, labels: Tensor, net: Backbone | None = None
@@ -167,10 +172,12 @@ class Student:
         # The steps' scale grows until it overflows, which costs them a step; here it would a mask.
         scale = SCALE if self._scaler.is_enabled() else 1.0
         with self._looking_at(weights):
-            for found in gradients(weights, (loss * scale for loss in losses)) if weights else ():
-                distributed.average(list(found.values()))
+            for found in (
+                iter_gradients(weights, (loss * scale for loss in losses)) if weights else ()
+            ):
+                distributed.average_gradients(list(found.values()))
                 if not all(bool(g.isfinite().all()) for g in found.values()):
-                    raise Diverged(
+                    raise DivergedError(
                         f"a gradient is not finite after {self.steps} steps with learning rate "
                         f"{self.lr:g}; try a smaller one, or --precision float32"
                     )
@@ -210,10 +217,12 @@ class Student:
         self.selection = selection
         self.moved.update(selection.names)
         mask = selection.mask or {}
-        self._entries = {n: Entries(weights[n], mask.get(n)) for n in selection.names}
+        self._entries = {n: SparseParameter(weights[n], mask.get(n)) for n in selection.names}
         for name, entries in self._entries.items():
             known = self._apart.get(name, entries.where)
-            self._apart[name] = few(either(known, entries.where), entries.weight.numel())
+            self._apart[name] = keep_if_few(
+                union_indices(known, entries.where), entries.weight.numel()
+            )
         self._optimizer = None
         if self._entries:
             towers = self.net.towers()  # what a method adds has no reason to be near zero
@@ -253,7 +262,7 @@ class Student:
         that weight decay and old moments do not act alone. Says whether a step was taken.
         """
         if not torch.isfinite(loss):
-            raise Diverged(
+            raise DivergedError(
                 f"the loss became {loss.item()} at step {self.steps} with learning rate "
                 f"{self.lr:g}; try a smaller one, for example --lr {self.lr / 10:g}"
             )
@@ -263,7 +272,7 @@ class Student:
         scale = self._scaler.get_scale()
         self._scaler.scale(loss).backward()
         found = [e.values.grad for e in self._entries.values() if e.values.grad is not None]
-        distributed.average(found)
+        distributed.average_gradients(found)
         for entries in self._entries.values():
             entries.gather()
         for group in self._optimizer.param_groups:
@@ -325,11 +334,13 @@ class Student:
         mine = self.net.weights()
         for name, entries in self._entries.items():
             others = [twin.weights()[name] for twin in self._twins]
-            found = [differs(other, mine[name]) for other in others if other is not mine[name]]
+            found = [bits_differ(other, mine[name]) for other in others if other is not mine[name]]
             moved = torch.stack(found).any(dim=0) if found else torch.zeros_like(mine[name]).bool()
-            self._apart[name] = few(either(positions(moved), entries.where), moved.numel())
+            self._apart[name] = keep_if_few(
+                union_indices(mask_indices(moved), entries.where), moved.numel()
+            )
 
-    def smooth(self, teacher: Backbone, *, active: float, frozen: float) -> None:
+    def ema_update(self, teacher: Backbone, *, active: float, frozen: float) -> None:
         """Move a twin towards the student: `active` inside the mask, `frozen` outside."""
         active += (frozen - active) * self.skew
         mine, theirs = self.net.weights(), teacher.weights()
@@ -338,7 +349,7 @@ class Student:
         # Chosen without a mask: all of it moves. Not chosen: it rests now.
         where = {n: mask.get(n, n in chosen.names) for n in apart}
         known = {n: at for n, at in self._apart.items() if at is not None}
-        smooth(apart, mine, where, active=active, frozen=frozen, apart=known)
+        ema_update(apart, mine, where, active=active, frozen=frozen, apart=known)
         teacher.revision += 1
 
     # Saving: what the next step needs besides the weights
@@ -353,7 +364,7 @@ class Student:
         return moments | {f"scaler/{key}": torch.tensor(value) for key, value in scaler.items()}
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
-        scaler = under("scaler/", state)
+        scaler = select_prefix("scaler/", state)
         self._scaler.load_state_dict({key: value.item() for key, value in scaler.items()})
         for path, value in state.items():
             name, _, key = path.rpartition("/")

@@ -22,7 +22,7 @@ from dosapp.data.base import Listed, Listing, Prompts
 from dosapp.data.files import Files, Prepare, Tree, tree
 from dosapp.data.folder import found_in, part
 from dosapp.data.paper_sets.releases import RELEASES, plain
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 
 SETS = Path(__file__).parent
 KNOWN = tuple(sorted(file.stem for file in SETS.glob("*.yaml")))
@@ -58,7 +58,7 @@ class Known:
             numbers = {name: int(name) for name in found}
             wrong = next((n for n, i in numbers.items() if i >= len(self.classes)), None)
             if wrong is not None:
-                raise BadInput(
+                raise InputError(
                     f"'{where}' has a class '{wrong}'; {self.name} has {len(self.classes)}"
                 )
             return {name: self.classes[number] for name, number in numbers.items()}
@@ -66,7 +66,7 @@ class Known:
         known |= {plain(a): b for a, b in zip(self.also, self.classes, strict=bool(self.also))}
         for name in found:
             if plain(name) not in known:
-                raise BadInput(f"'{where}' has a class '{name}', which {self.name} does not have")
+                raise InputError(f"'{where}' has a class '{name}', which {self.name} does not have")
         return {name: known[plain(name)] for name in found}
 
     def check_names(self, names: Sequence[str], where: str) -> None:
@@ -78,7 +78,7 @@ class Known:
         if differ:
             n = differ[0]
             here = f"'{self.classes[n]}'" if n < len(ours) else "not there"
-            raise BadInput(
+            raise InputError(
                 f"'{where}' is not {self.name}: {len(differ)} of its {len(names)} classes differ, "
                 f"for example class {n} is '{names[n]}' in its classes.json and {here} in "
                 f"{self.name}"
@@ -92,7 +92,7 @@ class Known:
             missing = [f"'{name}'" for name, n in zip(self.classes, counts, strict=True) if not n]
             if missing:
                 more = f" and {len(missing) - SAID} more" if len(missing) > SAID else ""
-                raise BadInput(
+                raise InputError(
                     f"'{where}' has no {split} pictures of {len(missing)} of {self.name}'s "
                     f"{len(self.classes)} classes: {', '.join(missing[:SAID])}{more}"
                 )
@@ -121,7 +121,7 @@ class Known:
         for other in (Known.named(name) for name in KNOWN if name != self.name):
             for copy in other.copies:
                 if found == copy["files"]:
-                    raise BadInput(f"'{where}' is {other.name} ({copy['name']}), not {self.name}")
+                    raise InputError(f"'{where}' is {other.name} ({copy['name']}), not {self.name}")
 
     def _check_list(self, train: Listing, test: Listing, where: str) -> None:
         """Almost a copy we know, or as many pictures but other files: say what differs."""
@@ -188,7 +188,7 @@ def known_data(name: str, place: Path, prepare: Prepare) -> Listed:
     """A local copy: `place` itself, or NAME or NAME.tar in it."""
     known = Known.named(name)
     if not place.exists():
-        raise BadInput(f"data folder '{place}' does not exist; --data-dir takes a copy of {name}")
+        raise InputError(f"data folder '{place}' does not exist; --data-dir takes a copy of {name}")
     for inside in (place / f"{name}.tar", place / name):
         if inside.exists():
             place = inside
@@ -197,7 +197,7 @@ def known_data(name: str, place: Path, prepare: Prepare) -> Listed:
     try:
         released = RELEASES[name](names, known.classes, prepare)
     except (KeyError, ValueError, IndexError) as error:
-        raise BadInput(
+        raise InputError(
             f"'{place}' looks like the release of {name}, but something is missing in it ({error})"
         ) from error
     if released is not None:
@@ -223,9 +223,9 @@ def class_names(names: Tree) -> list[str] | None:
     try:
         said = json.loads(file.read())
     except ValueError as error:
-        raise BadInput(f"'{file}' is not JSON ({error})") from error
+        raise InputError(f"'{file}' is not JSON ({error})") from error
     if not isinstance(said, list) or not all(isinstance(name, str) for name in said):
-        raise BadInput(f"'{file}' is not a list of class names in label order")
+        raise InputError(f"'{file}' is not a list of class names in label order")
     return said
 
 

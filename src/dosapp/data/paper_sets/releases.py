@@ -18,7 +18,7 @@ from torch import Tensor
 from dosapp.data.base import Listing
 from dosapp.data.files import SUFFIXES, Place, Prepare, Tree
 from dosapp.data.folder import Found, part
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 
 Parts = tuple[Listing, Listing]
 Release = Callable[[Tree, Sequence[str], Prepare], Parts | None]
@@ -51,7 +51,7 @@ def _parts(
 
 def _check(label: int, classes: Sequence[str], place: Place) -> None:
     if not 0 <= label < len(classes):
-        raise BadInput(f"'{place}' has a label beyond the {len(classes)} classes of the release")
+        raise InputError(f"'{place}' has a label beyond the {len(classes)} classes of the release")
 
 
 def aircraft(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
@@ -66,7 +66,7 @@ def aircraft(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | N
         assert place is not None
         pairs = [line.partition(" ")[::2] for line in _lines(place)]
         if extra := next((name for _, name in pairs if plain(name) not in known), None):
-            raise BadInput(f"'{place}' has a class '{extra}', which the release does not have")
+            raise InputError(f"'{place}' has a class '{extra}', which the release does not have")
         halves.append([(images[number], known.index(plain(name))) for number, name in pairs])
     return _parts(halves, classes, prepare)
 
@@ -114,7 +114,7 @@ def cars(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
     try:
         from scipy.io import loadmat
     except ImportError as error:
-        raise BadInput("the release of cars needs scipy to be read; pip install scipy") from error
+        raise InputError("the release of cars needs scipy to be read; pip install scipy") from error
     halves = []
     for split, place in zip(("cars_train", "cars_test"), lists, strict=True):
         assert place is not None
@@ -130,14 +130,14 @@ def cifar100(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | N
     files = [_at(names, f"{split}.bin") for split in ("train", "test")]
     if None in files:
         if _at(names, "meta") is not None and _at(names, "train") is not None:
-            raise BadInput("this is CIFAR-100's Python version, a pickle; use the binary version")
+            raise InputError("this is CIFAR-100's Python version, a pickle; use the binary version")
         return None
     parts = []
     for place in files:
         assert place is not None
         raw = np.frombuffer(place.read(), dtype=np.uint8)
         if len(raw) % 3074:
-            raise BadInput(f"'{place}' is not CIFAR-100's binary version; its size is {len(raw)}")
+            raise InputError(f"'{place}' is not CIFAR-100's binary version; its size is {len(raw)}")
         raw = raw.reshape(-1, 3074)  # coarse label, fine label, pixels
         _check(int(raw[:, 1].max(initial=0)), classes, place)
         source = Raw(raw[:, 2:].reshape(-1, 3, 32, 32), Path(str(place)).stem, prepare)

@@ -13,7 +13,7 @@ from torch import Tensor
 from dosapp.data.base import Control, Dataset, Part, Prompts
 from dosapp.data.images import InMemory
 from dosapp.data.synthetic.drawing import Style
-from dosapp.runtime.rng import torch_chance
+from dosapp.runtime.rng import torch_rng
 
 Draw = Callable[[list[str], int, Style, torch.Generator], Tensor]
 
@@ -71,7 +71,7 @@ class Domain:
 
     def _drawn(self, names: list[str], count: int, pixels: int, split: str) -> Part:
         labels = np.repeat(np.arange(len(names)), count)
-        seed = torch_chance(self.name, split)
+        seed = torch_rng(self.name, split)
         pictures = self.draw([names[i] for i in labels], pixels, self.field, seed)
         look = hashlib.sha256(pictures.numpy().data).hexdigest()[:8]  # a new look, a new stream
         return Part(InMemory(pictures, f"{self.name}-{pixels}px-{look}/{split}"), labels)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.result import Result
 from dosapp.paper.ledger.table import Ledger
 from dosapp.paper.ledger.timing import TimeLedger
@@ -32,7 +32,7 @@ def write(books: Sequence[Ledger], place: Path) -> None:
     facts, listing = [book.facts() for book in books], place.with_suffix(".json")
     fewer = lost(read_json(listing), facts) if listing.exists() else 0
     if fewer:
-        raise BadInput(
+        raise InputError(
             f"{listing} stays as it is, since {fewer} of its cells would have fewer seeds now; "
             "give the data and settings it was made with, or another --out"
         )

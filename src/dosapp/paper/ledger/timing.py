@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.experiments.costs import in_turns
 from dosapp.paper.ledger.cells import foreign
 from dosapp.paper.ledger.table import Ledger, line
@@ -27,7 +27,7 @@ class TimeLedger(Ledger):
     def measured(self) -> dict[str, Any]:
         try:
             found = in_turns(timed(self.scale), self.store.folder, self.may_measure)
-        except BadInput as error:
+        except InputError as error:
             self.unread.append(str(error))
             found = None
         if found and "tasks" not in found and not self.scale.data:

@@ -13,7 +13,7 @@ from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as AnyHTTPException
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.service.http.requests import Desk, content_type, sentence
 from dosapp.service.http.schemas import (
     Back,
@@ -27,10 +27,10 @@ from dosapp.service.http.schemas import (
     Predictions,
     Rename,
 )
-from dosapp.service.reader import Answer, Busy
-from dosapp.service.service import ReadOnly, Service
+from dosapp.service.reader import Answer, BusyError
+from dosapp.service.service import ReadOnlyError, Service
 from dosapp.service.tokens import Caller
-from dosapp.service.uploads import TooLarge
+from dosapp.service.uploads import TooLargeError
 
 PAGE = Path(__file__).parent / "static" / "index.html"
 T = TypeVar("T")
@@ -63,7 +63,12 @@ def build(service: Service) -> FastAPI:
 
         return answer
 
-    for kind, code in ((BadInput, 400), (TooLarge, 413), (Busy, 429), (ReadOnly, 409)):
+    for kind, code in (
+        (InputError, 400),
+        (TooLargeError, 413),
+        (BusyError, 429),
+        (ReadOnlyError, 409),
+    ):
         app.add_exception_handler(kind, said(code))
 
     @app.exception_handler(RequestValidationError)
@@ -146,7 +151,7 @@ def _teaching(app: FastAPI, desk: Desk) -> None:
             elif len(files) == 1:
                 pictures = await desk.by_lesson_decoder(uploads.archive, files[0][1])
             else:
-                raise BadInput("send one zip of class folders, or pictures and a field 'name'")
+                raise InputError("send one zip of class folders, or pictures and a field 'name'")
         elif kind == "application/json":
             body = await desk.json(request, Lesson)
             pictures = {}
@@ -219,7 +224,7 @@ def _keeping(app: FastAPI, desk: Desk) -> None:
     async def version(number: int, who: Asks) -> dict[str, Any]:
         try:
             found = await desk.by_waiter(service.history.version, number)
-        except BadInput as error:
+        except InputError as error:
             raise HTTPException(404, str(error)) from error
         return _brief(found) | {"classes": list(found.facts["classes"]), "parent": found.parent}
 

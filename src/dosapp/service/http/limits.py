@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dosapp.service.reader import Busy
+from dosapp.service.reader import BusyError
 from dosapp.service.settings import ServiceSettings, is_loopback
 
 CALLERS = 10_000  # whose rate is remembered
@@ -65,7 +65,7 @@ class Limits:
             while len(self._buckets) > CALLERS:
                 self._buckets.popitem(last=False)
         if not allowed:
-            raise Busy(f"more than {rate:g} requests per second; slow down")
+            raise BusyError(f"more than {rate:g} requests per second; slow down")
 
     def is_own_page(self, request: Request) -> bool:
         """Without tokens, whoever is on this machine may do everything; another machine may not,

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from dosapp.errors import BadInput
+from dosapp.errors import InputError
 from dosapp.service.http.limits import Limits
-from dosapp.service.reader import Busy
+from dosapp.service.reader import BusyError
 from dosapp.service.service import Service
 from dosapp.service.tokens import ANYBODY, Caller, Role
 
@@ -68,7 +68,7 @@ class Desk:
     async def by_waiter(self, call: Callable[..., T], *args: Any) -> T:
         """What may have to wait for the writer to finish a lesson, or for a disk."""
         if self._waiting >= self.service.settings.orders:
-            raise Busy(f"{self._waiting} orders wait for the writer already; try again later")
+            raise BusyError(f"{self._waiting} orders wait for the writer already; try again later")
         self._waiting += 1
         try:
             return await self._by(self.limits.waiters, call, *args)
@@ -87,7 +87,7 @@ class Desk:
         try:
             data = await parser.parse()
         except (MultiPartException, KeyError, ValueError) as error:
-            raise BadInput(f"the form cannot be read ({error})") from error
+            raise InputError(f"the form cannot be read ({error})") from error
         fields: dict[str, str] = {}
         files: Files = []
         try:
@@ -104,7 +104,7 @@ class Desk:
         try:
             return kind.model_validate_json(await request.body() or b"{}")
         except ValidationError as error:
-            raise BadInput(sentence(error.errors())) from error
+            raise InputError(sentence(error.errors())) from error
 
 
 def content_type(request: Request) -> str:
