@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from dosapp.backbones.clip import Clip
+from dosapp.backbones.clip import CLIPBackbone
 from dosapp.experiments.plan import open_stream
 from dosapp.experiments.run import run
 from dosapp.learner.learner import Learner
@@ -13,11 +13,11 @@ from dosapp.scenario import Session
 from dosapp.settings import RunSettings
 
 
-def lived(settings: RunSettings, net: Clip, sessions: int = 2) -> tuple[Learner, object]:
+def lived(settings: RunSettings, net: CLIPBackbone, sessions: int = 2) -> tuple[Learner, object]:
     """A learner after so many sessions of learning and adapting."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        learner = Learner(settings.learner(), net.twin(own=list(net.weights())))
+        learner = Learner(settings.learner(), net.shared_copy(own=list(net.weights())))
     stream = open_stream(settings, net)
     for t in range(sessions):
         session = stream.session(t)
@@ -27,7 +27,7 @@ def lived(settings: RunSettings, net: Clip, sessions: int = 2) -> tuple[Learner,
     return learner, stream
 
 
-def everything_holds(settings: RunSettings, net: Clip, folder: Path) -> None:
+def everything_holds(settings: RunSettings, net: CLIPBackbone, folder: Path) -> None:
     """All of the below at the price of few lives, for the many pairs."""
     one, stream = lived(settings, net)
     two, _ = lived(settings, net)
@@ -48,7 +48,7 @@ def everything_holds(settings: RunSettings, net: Clip, folder: Path) -> None:
     odd_batches(two, pixels[:1].repeat(5, 1, 1, 1))
 
 
-def inputs_are_not_modified(settings: RunSettings, net: Clip) -> None:
+def inputs_are_not_modified(settings: RunSettings, net: CLIPBackbone) -> None:
     learner, stream = lived(settings, net, 1)
     pixels = stream.session(0).unlabelled.read(range(8))
     before = pixels.clone()
@@ -57,7 +57,7 @@ def inputs_are_not_modified(settings: RunSettings, net: Clip) -> None:
     assert torch.equal(pixels, before)
 
 
-def predicting_changes_nothing(settings: RunSettings, net: Clip) -> None:
+def predicting_changes_nothing(settings: RunSettings, net: CLIPBackbone) -> None:
     learner, stream = lived(settings, net, 1)
     before, chance = learner.digest(), torch.get_rng_state()
     learner.predict(stream.tasks[0].test.read(range(6)))
@@ -73,7 +73,7 @@ def same_seed_same_matrix(settings: RunSettings, folder: Path) -> None:
 
 
 def load_of_save_answers_and_learns_the_same(
-    settings: RunSettings, net: Clip, folder: Path
+    settings: RunSettings, net: CLIPBackbone, folder: Path
 ) -> None:
     learner, stream = lived(settings, net)
     test, more = stream.tasks[0].test.read(range(6)), stream.session(1).unlabelled.read(range(8))
@@ -94,7 +94,7 @@ def same_next_steps(one: Learner, two: Learner, pixels: torch.Tensor, session: S
     assert one.digest() == two.digest()
 
 
-def an_empty_stream_changes_nothing(settings: RunSettings, net: Clip) -> None:
+def an_empty_stream_changes_nothing(settings: RunSettings, net: CLIPBackbone) -> None:
     learner, _ = lived(settings, net, 1)
     before = learner.digest()
     learner.adapt(torch.zeros(0, 3, 32, 32))
@@ -102,7 +102,7 @@ def an_empty_stream_changes_nothing(settings: RunSettings, net: Clip) -> None:
     assert learner.digest() == before
 
 
-def odd_batches_work(settings: RunSettings, net: Clip) -> None:
+def odd_batches_work(settings: RunSettings, net: CLIPBackbone) -> None:
     """One image, one class, and a stream in which classes are missing."""
     learner, stream = lived(settings, net, 1)
     odd_batches(learner, stream.session(1).unlabelled.read([0] * 5))
@@ -119,10 +119,10 @@ def odd_batches(learner: Learner, one_class: torch.Tensor) -> None:
     assert len(learner.predict(one_class)) == 5
 
 
-def weights_outside_the_candidates_stay(settings: RunSettings, net: Clip) -> None:
+def weights_outside_the_candidates_stay(settings: RunSettings, net: CLIPBackbone) -> None:
     before = {n: w.detach().clone() for n, w in net.weights().items()}
     learner, _ = lived(settings, net)
-    candidates = set(net.first_mlp())
+    candidates = set(net.first_mlp_weights())
     for expert in learner.method.experts(learner.student).values():
         for name, weight in expert.weights().items():
             if name not in candidates:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dosapp.backbones.clip import Clip, load
+from dosapp.backbones.clip import CLIPBackbone, load_backbone
 from dosapp.settings import LearnerSettings, RunSettings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the hub
@@ -34,14 +34,14 @@ SMALL = {
 
 
 @pytest.fixture(scope="session")
-def _loaded() -> Clip:
-    return load("tiny")
+def _loaded() -> CLIPBackbone:
+    return load_backbone("tiny")
 
 
 @pytest.fixture
-def tiny(_loaded: Clip) -> Clip:
+def tiny(_loaded: CLIPBackbone) -> CLIPBackbone:
     """The embedded backbone, with weights of its own."""
-    return _loaded.twin(own=list(_loaded.weights()))
+    return _loaded.shared_copy(own=list(_loaded.weights()))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from dosapp.backbones.clip import Clip, load
+from dosapp.backbones.clip import CLIPBackbone, load_backbone
 from dosapp.experiments.plan import open_stream
 from dosapp.experiments.run import machine
 from dosapp.history.history import History
@@ -52,12 +52,12 @@ def cases() -> dict[str, dict[str, object]]:
     return {**alone, **PAIRS}
 
 
-def trained(net: Clip, **changes: object) -> tuple[Learner, object]:
+def trained(net: CLIPBackbone, **changes: object) -> tuple[Learner, object]:
     """A learner after two short sessions with their streams, and the scenario."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         settings = RunSettings.checked({**SETTINGS, **changes})
-        learner = Learner(settings.learner(), net.twin(own=list(net.weights())))
+        learner = Learner(settings.learner(), net.shared_copy(own=list(net.weights())))
         stream = open_stream(settings, net)
         for t in range(2):
             session = stream.session(t)
@@ -99,13 +99,13 @@ def old_versions() -> tuple[History, list[object], Learner]:
     """The learner that version 0.1.0 wrote, from a copy, since opening a folder may sweep it."""
     copy = Path(tempfile.mkdtemp()) / "learner"
     shutil.copytree(OLD_LEARNER, copy)
-    history = Learner.history_of(copy)
+    history = Learner.open_history(copy)
     return history, history.versions(), Learner.load(copy)
 
 
 def write() -> None:
     torch.set_num_threads(1)
-    net = load("tiny")
+    net = load_backbone("tiny")
     learners = {}
     for name, changes in cases().items():
         learner, stream = trained(net, **changes)

@@ -43,7 +43,7 @@ def live(settings: RunSettings) -> dict[str, torch.Tensor]:
     labels, losses = [], []
     for t in range(len(planned.stream.groups)):
         session = planned.stream.session(t)
-        losses += [lesson.loss for lesson in learner.lessons(session)]
+        losses += [lesson.loss for lesson in learner.training_steps(session)]
         for pixels in session.unlabelled.batches(settings.stream_batch):
             guess = learner.adapt(pixels)
             labels += guess.labels.tolist() if guess else []

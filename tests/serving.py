@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from conftest import SMALL
-from dosapp.backbones.clip import Clip
+from dosapp.backbones.clip import CLIPBackbone
 from dosapp.experiments.plan import open_stream
 from dosapp.learner.learner import Learner
 from dosapp.scenario import Stream
@@ -16,10 +16,10 @@ from dosapp.service.service import Service, Teaching
 from dosapp.settings import RunSettings
 
 
-def taught(net: Clip, folder: Path, **changes: object) -> Stream:
+def taught(net: CLIPBackbone, folder: Path, **changes: object) -> Stream:
     """Three classes of two times three, taught and saved; the stream they come from."""
     settings: RunSettings = RunSettings.checked({**SMALL, **changes})
-    learner = Learner(settings.learner(), net.twin(own=list(net.weights())))
+    learner = Learner(settings.learner(), net.shared_copy(own=list(net.weights())))
     stream = open_stream(settings, net)
     learner.learn(stream.session(0))
     learner.save(folder, "taught for the tests")

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from conftest import SHARED, shared_only
-from dosapp.backbones.base import Insert
-from dosapp.backbones.clip import TINY, Clip, load, transformers
+from dosapp.backbones.base import TowerHooks
+from dosapp.backbones.clip import TINY, CLIPBackbone, import_transformers, load_backbone
 from dosapp.errors import InputError
 from dosapp.functional.masks import top_count
 from dosapp.methods.prompting import Pool, Prefixes
@@ -65,13 +65,13 @@ def test_what_has_begun_ends_with_the_same_features(tiny) -> None:
     """Pictures and captions through the trunk, also where a method adds something on the way."""
     pixels = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     captions = [f"a photo of a {n}." for n in ("red plain circle", "star", "blue star", "heart")]
-    begun, words = tiny.begin_image(pixels), tiny.begin_text(captions)
+    begun, words = tiny.encode_image_trunk(pixels), tiny.encode_text_trunk(captions)
     assert torch.equal(tiny.encode_image(begun), tiny.encode_image(pixels))
     assert torch.equal(tiny.encode_text(words), tiny.encode_text(captions))
-    more = Insert(torch.randn(3, 5, 128))
+    more = TowerHooks(torch.randn(3, 5, 128))
     assert torch.equal(tiny.encode_image(begun, more), tiny.encode_image(pixels, more))
     for wrapped in (Pool(tiny, 4, 2, 2, False, 0), Prefixes(tiny, 2, 3, 1, 1, 0)):
-        begun = wrapped.begin_image(pixels)
+        begun = wrapped.encode_image_trunk(pixels)
         assert torch.equal(wrapped.encode_image(begun), wrapped.encode_image(pixels))
 
 
@@ -89,13 +89,13 @@ def test_only_what_is_read_thinks_in_the_last_block(tiny) -> None:
 def test_prompts_join_the_patches(tiny) -> None:
     pixels = torch.rand(2, 3, 32, 32)
     plain = tiny.encode_image(pixels)
-    prompted = tiny.encode_image(pixels, Insert(torch.randn(2, 5, 128)))
+    prompted = tiny.encode_image(pixels, TowerHooks(torch.randn(2, 5, 128)))
     assert prompted.shape == plain.shape
     assert not torch.allclose(prompted, plain)
 
 
 def test_vit_b_16_has_24_candidates_and_4_089_432_selected_weights() -> None:
-    library = transformers()
+    library = import_transformers()
     config = library.CLIPConfig(
         text_config={"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8},
         vision_config={"hidden_size": 768, "intermediate_size": 3072, "patch_size": 16},
@@ -104,12 +104,12 @@ def test_vit_b_16_has_24_candidates_and_4_089_432_selected_weights() -> None:
     with torch.device("meta"):
         model = library.CLIPModel(config)
     candidates = {n: w for n, w in model.named_parameters() if n.endswith(".mlp.fc1.weight")}
-    net = Clip.__new__(Clip)
+    net = CLIPBackbone.__new__(CLIPBackbone)
     net.model = model
-    assert set(net.first_mlp()) == set(candidates)
-    assert len(net.first_mlp()) == 24
-    assert sum(w.numel() for w in net.first_mlp().values()) == 40_894_464
-    assert sum(top_count(0.1, w.numel()) for w in net.first_mlp().values()) == 4_089_432
+    assert set(net.first_mlp_weights()) == set(candidates)
+    assert len(net.first_mlp_weights()) == 24
+    assert sum(w.numel() for w in net.first_mlp_weights().values()) == 40_894_464
+    assert sum(top_count(0.1, w.numel()) for w in net.first_mlp_weights().values()) == 4_089_432
 
 
 def test_names_never_seen_still_get_different_features(tiny) -> None:
@@ -121,14 +121,14 @@ def test_names_never_seen_still_get_different_features(tiny) -> None:
 
 def test_the_embedded_model_is_small_and_complete() -> None:
     assert (TINY / "model.safetensors").stat().st_size <= 8 * 2**20
-    assert load("tiny").fingerprint() == load(str(TINY)).fingerprint()
+    assert load_backbone("tiny").fingerprint() == load_backbone(str(TINY)).fingerprint()
 
 
 def test_pictures_are_prepared_like_the_librarys_processor(tiny) -> None:
     data = torch.randint(0, 255, (47, 61, 3), generator=torch.Generator().manual_seed(1))
     image = Image.fromarray(data.to(torch.uint8).numpy())
     written = json.loads((TINY / "preprocessor_config.json").read_text())
-    processor = transformers().CLIPImageProcessorPil(**written)
+    processor = import_transformers().CLIPImageProcessorPil(**written)
     theirs = processor(images=image, return_tensors="pt")["pixel_values"][0]
     mean, std = (
         torch.tensor(tiny.processing[k]).view(3, 1, 1) for k in ("image_mean", "image_std")
@@ -145,13 +145,13 @@ def test_grey_and_transparent_pictures_become_rgb(tiny) -> None:
 @pytest.mark.parametrize("name", ["ViT-B/16", "ViT-L-14", "no-such-org/no-such-model"])
 def test_a_model_that_is_not_there_is_one_sentence(name: str) -> None:
     with pytest.raises(InputError, match="could not be loaded") as error:
-        load(name)
+        load_backbone(name)
     assert "save_pretrained" in str(error.value)
 
 
 def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no config\.json"):
-        load(str(tmp_path))
+        load_backbone(str(tmp_path))
 
 
 def test_torn_weights_are_one_sentence(tmp_path: Path) -> None:
@@ -160,12 +160,12 @@ def test_torn_weights_are_one_sentence(tmp_path: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(InputError, match="could not be loaded"):
-        load(str(folder))
+        load_backbone(str(folder))
 
 
 def test_the_fingerprint_sees_weights_activation_and_preprocessing(tiny, tmp_path: Path) -> None:
     first = tiny.fingerprint()
-    other = tiny.twin(own=list(tiny.weights()))
+    other = tiny.shared_copy(own=list(tiny.weights()))
     with torch.no_grad():
         other.weights()["logit_scale"].add_(1e-6)
     assert other.fingerprint() != first
@@ -174,7 +174,7 @@ def test_the_fingerprint_sees_weights_activation_and_preprocessing(tiny, tmp_pat
     config = json.loads((folder / "config.json").read_text())
     config["vision_config"]["hidden_act"] = "gelu"
     (folder / "config.json").write_text(json.dumps(config))
-    assert load(str(folder)).fingerprint() != first
+    assert load_backbone(str(folder)).fingerprint() != first
 
 
 @pytest.mark.parametrize("kind", ["old", "nested", "bare"])
@@ -191,19 +191,19 @@ def test_every_kind_of_processor_file_is_read(tmp_path: Path, kind: str) -> None
         file.unlink()
         nested = {"image_processor": written, "processor_class": "CLIPProcessor"}
         (folder / "processor_config.json").write_text(json.dumps(nested))
-    net = load(str(folder))
-    assert net.fingerprint() == load("tiny").fingerprint()
+    net = load_backbone(str(folder))
+    assert net.fingerprint() == load_backbone("tiny").fingerprint()
     assert net.picture(Image.new("RGB", (50, 40))).shape == (3, 32, 32)
 
 
 def test_a_misspelt_backbone_suggests_the_nearest() -> None:
     with pytest.raises(InputError, match="did you mean 'ViT-B-16'"):
-        load("ViT-B-17")
+        load_backbone("ViT-B-17")
 
 
 @shared_only
 def test_real_small_loads_like_any_folder() -> None:
-    net = load(str(SHARED / "backbones" / "real-small"))
-    assert net.pixels == 64
+    net = load_backbone(str(SHARED / "backbones" / "real-small"))
+    assert net.image_size == 64
     assert net.encode_image(torch.rand(2, 3, 64, 64)).shape[0] == 2
-    assert len(net.first_mlp()) == 9
+    assert len(net.first_mlp_weights()) == 9

@@ -21,7 +21,7 @@ def test_both_do_the_same_in_both_phases() -> None:
 def test_both_do_the_same_in_single_precision() -> None:
     sides = Sides(small()).sized(4, 10)
     assert set(near(sides)) == {"losses", "labels", "gradients"}
-    teacher, student = sides.method.teacher.weights(), sides.student.net.weights()
+    teacher, student = sides.method.teacher.weights(), sides.student.backbone.weights()
     assert all(torch.equal(teacher[n], student[n]) for n in student)  # nothing is left behind
 
 
@@ -100,7 +100,7 @@ def test_it_can_all_be_measured() -> None:
 def thinking(sides: Sides, step) -> dict[str, int]:
     """Tokens that go through the first MLP layers in one step, by tower, of all models together."""
     found = {"vision": 0, "text": 0}
-    models = [sides.student.net.model, sides.method.teacher.model]
+    models = [sides.student.backbone.model, sides.method.teacher.model]
     models += [sides.plain.student, sides.plain.teacher]
     hooks = []
     for model in models:

@@ -12,8 +12,8 @@ from dosapp.experiments.run import run
 from dosapp.functional.class_skew import class_skew
 from dosapp.functional.masks import reactivate_entries
 from dosapp.learner.learner import Learner
-from dosapp.learner.mitigations import Caution, View
-from dosapp.methods.base import Guess
+from dosapp.learner.mitigations import BatchCheck, Mitigations
+from dosapp.methods.base import AdaptResult
 
 ON = {
     "gate": {"gate": 0.9},
@@ -28,7 +28,7 @@ ON = {
 def met(small, tiny):
     def make(sessions: int = 1, **changes: object):
         settings = small(**{"method": "dosapp", **changes})
-        learner = Learner(settings.learner(), tiny.twin(own=list(tiny.weights())))
+        learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
         stream = open_stream(settings, tiny)
         for t in range(sessions):
             learner.learn(stream.session(t))
@@ -52,22 +52,22 @@ class TestSkew:
     def test_moves_lambda_towards_delta(self, met) -> None:
         learner, pixels = met(skew_aware=True)
         student, method = learner.student, learner.method
-        name = next(iter(student.net.first_mlp()))
+        name = next(iter(student.backbone.first_mlp_weights()))
         learner.adapt(pixels[:1].repeat(12, 1, 1, 1))  # one class, and the loss is not zero
-        assert student.skew == pytest.approx(1)
+        assert student.stream_skew == pytest.approx(1)
         before = method.teacher.weights()[name].clone()
         learner.adapt(pixels[:1].repeat(12, 1, 1, 1))
-        now = student.net.weights()[name].detach()
+        now = student.backbone.weights()[name].detach()
         expected = 0.9999 * before + (1 - 0.9999) * now
         torch.testing.assert_close(method.teacher.weights()[name], expected)
 
     def test_is_forgotten_when_lessons_begin(self, met) -> None:
         learner, pixels = met(skew_aware=True)
         learner.adapt(pixels[:1].repeat(12, 1, 1, 1))
-        assert learner.student.skew > 0
-        stream = open_stream(checks.RunSettings.checked({}), learner.student.net)
-        next(learner.lessons(stream.session(0)))
-        assert learner.student.skew == 0
+        assert learner.student.stream_skew > 0
+        stream = open_stream(checks.RunSettings.checked({}), learner.student.backbone)
+        next(learner.training_steps(stream.session(0)))
+        assert learner.student.stream_skew == 0
 
 
 class TestGate:
@@ -78,7 +78,7 @@ class TestGate:
         ) / 2  # half are hard to see
         sure = torch.stack(
             [
-                (net.scale * learner.student.logits(pixels, net)).softmax(1).max(1).values
+                (net.logit_scale * learner.student.logits(pixels, net)).softmax(1).max(1).values
                 for net in learner.method.experts(learner.student).values()
             ]
         ).max(0).values  # fmt: skip
@@ -97,10 +97,10 @@ class TestGate:
         assert torch.equal(guess.shown, sure >= 0.99)
 
     def test_what_it_kept_back_is_in_no_count_of_labels(self, small, tmp_path, monkeypatch) -> None:
-        def look(self, student, method, pixels) -> View:
-            return View(torch.arange(len(pixels)) == 0, torch.full((len(pixels),), -1))
+        def look(self, student, method, pixels) -> BatchCheck:
+            return BatchCheck(torch.arange(len(pixels)) == 0, torch.full((len(pixels),), -1))
 
-        monkeypatch.setattr(Caution, "look", look)  # one of each batch is learned from
+        monkeypatch.setattr(Mitigations, "look", look)  # one of each batch is learned from
         found = run(small(stream_batch=4, gate=0.5), tmp_path / "x")
         assert min(found.pseudo_labels) > 50  # or at most a quarter would be right
 
@@ -117,17 +117,17 @@ class TestGate:
 class TestTemper:
     def test_the_rate_is_one_minus_the_share_of_the_largest_entropy(self, met) -> None:
         learner, pixels = met(temper=True, method="spu", adapt="self-training")
-        logits = learner.student.net.scale * learner.student.logits(pixels)
+        logits = learner.student.backbone.logit_scale * learner.student.logits(pixels)
         p = logits.detach().softmax(1)
         by_hand = 1 - float(-(p * p.log()).sum(1).mean()) / math.log(3)
-        view = learner.caution.look(learner.student, learner.method, pixels)
+        view = learner.mitigations.look(learner.student, learner.method, pixels)
         assert view.rate == pytest.approx(by_hand, rel=1e-4)
         assert 0 < view.rate < 1
 
     def test_a_lower_rate_moves_less(self, met) -> None:
         def way(**changes: object) -> float:
             learner, pixels = met(method="spu", adapt="self-training", **changes)
-            now = learner.student.net.first_mlp()
+            now = learner.student.backbone.first_mlp_weights()
             start = {n: w.detach().clone() for n, w in now.items()}
             learner.adapt(pixels)
             return sum(float((w.detach() - start[n]).abs().sum()) for n, w in now.items())
@@ -166,7 +166,7 @@ class TestReadmission:
     @pytest.mark.parametrize("pair", [("dosapp", None), ("spu", "self-training")])
     def test_works_in_the_stream_of_any_masked_learner(self, pair, met) -> None:
         learner, pixels = met(2, method=pair[0], adapt=pair[1], readmit=0.5, readmit_every=2)
-        own = learner.caution.base
+        own = learner.mitigations.base
         turns = [learner.student.selection.mask]
         for _ in range(2):
             learner.adapt(pixels)
@@ -194,9 +194,9 @@ def test_each_goes_with_each_kind_of_adapter(on, pair, small, tiny, tmp_path) ->
 def test_off_is_exactly_nothing(small) -> None:
     settings = small(method="dosapp")
     assert careful(settings) == {}
-    assert Caution().tensors() == {}
-    guess = Guess(tensor([1]))
-    assert View(tensor([True])).completed(guess) is guess
+    assert Mitigations().tensors() == {}
+    guess = AdaptResult(tensor([1]))
+    assert BatchCheck(tensor([True])).completed(guess) is guess
 
 
 def test_on_is_another_result_with_another_name(small) -> None:

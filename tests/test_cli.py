@@ -142,7 +142,7 @@ def test_lists_for_people_and_machines() -> None:
     assert facts["note"]["stores_data"]
     assert "--set sparsity=0.1" in dosapp("methods", "spu").stdout
     listed = dosapp("methods").stdout
-    assert all(f"{name}  {kind.idea[:20]}" in listed for name, kind in METHODS.items())
+    assert all(f"{name}  {kind.summary[:20]}" in listed for name, kind in METHODS.items())
     assert "stores pictures of the stream" in listed
     assert "capacity=64" in listed
     assert "| DoSAPP | yes | yes | yes | yes | yes |" in dosapp("methods", "--abilities").stdout

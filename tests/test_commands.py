@@ -67,7 +67,7 @@ class TestHistory:
         assert said == "version 3 is what version 1 was\n"
         assert ODD not in Learner.load(folder).classes
         assert dosapp("history", "gc", folder, "--keep", 1).stdout == "2 version(s) dropped\n"
-        assert [v.number for v in Learner.history_of(folder).versions()] == [3]
+        assert [v.number for v in Learner.open_history(folder).versions()] == [3]
         assert ODD not in Learner.load(folder).classes
 
     def test_a_torn_version_is_named_and_the_others_listed(self, folder) -> None:

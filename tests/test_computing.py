@@ -32,15 +32,15 @@ def student(**how: object) -> Student:
     net.model.double()
     net.compute(LearnerSettings(**how))
     made = Student(net, lr=1e-3, half=how.get("precision") == "float16")
-    made.meet([f"class {n}" for n in range(7)], Prompts(train="{}", evaluate=("{}",)))
-    made.train_only(Selection(tuple(net.first_mlp())))
+    made.add_classes([f"class {n}" for n in range(7)], Prompts(train="{}", evaluate=("{}",)))
+    made.set_trainable(Selection(tuple(net.first_mlp_weights())))
     return made
 
 
 def stepped(**how: object) -> tuple[Student, DoSAPP, list[float]]:
     """Two lessons and two steps of the stream."""
     made, method = student(**how), DoSAPP()
-    method.start(made)
+    method.setup(made)
     losses = []
     for step in range(4):
         pixels, labels = pictures(8, 32, f"batch {step}"), torch.arange(8) % 7
@@ -90,10 +90,10 @@ def test_half_precision_learns_nearly_the_same(precision, tiny, pupil) -> None:
     pixels, labels = pictures(6, 32), torch.arange(6) % 3
     losses = []
     for how in ("float32", precision):
-        net = tiny.twin(own=list(tiny.weights()))
+        net = tiny.shared_copy(own=list(tiny.weights()))
         learner = Learner(pupil(precision=how), net)
-        learner.student.meet(["red star", "blue circle", "green heart"], Prompts())
-        learner.student.train_only(Selection(tuple(net.first_mlp())))
+        learner.student.add_classes(["red star", "blue circle", "green heart"], Prompts())
+        learner.student.set_trainable(Selection(tuple(net.first_mlp_weights())))
         for _ in range(3):
             loss = learner.student.clip_loss(pixels, labels)
             assert loss.dtype == torch.float32
@@ -108,9 +108,9 @@ def test_gradients_in_float16_are_scaled_up_and_down_again() -> None:
     for made in (one, two):
         made.net.model.float()
     pixels, labels = pictures(8, 32), torch.arange(8) % 7
-    weights = [made.net.first_mlp() for made in (one, two)]
+    weights = [made.net.first_mlp_weights() for made in (one, two)]
     mine, theirs = (
-        next(iter(made.gradients_of([made.clip_loss(pixels, labels)], w)))
+        next(iter(made.iter_gradients([made.clip_loss(pixels, labels)], w)))
         for made, w in zip((one, two), weights, strict=True)
     )
     for name, grad in mine.items():
@@ -130,7 +130,7 @@ def test_a_scale_that_has_grown_does_not_spoil_the_scores() -> None:
     made.net.model.float()
     grown = {"scaler/scale": torch.tensor(2.0**40)}  # after very many steps
     made.load_optimizer_state(made.optimizer_state() | grown)
-    weights, pixels = made.net.first_mlp(), pictures(8, 32)
+    weights, pixels = made.net.first_mlp_weights(), pictures(8, 32)
     scores = made.scores(weights, [made.clip_loss(pixels, torch.arange(8) % 7)])
     assert all(found.isfinite().all() and found.any() for found in scores.values())
     with pytest.raises(DivergedError, match="a gradient is not finite"):
@@ -179,7 +179,7 @@ def test_a_learner_moves_from_device_to_device(small, tmp_path) -> None:
     pixels = pictures(4, 32)
     with Elsewhere():
         there = lived(small(epochs=1, tasks=1), DEVICE.type)
-        assert all(w.device == DEVICE for w in there.student.net.weights().values())
+        assert all(w.device == DEVICE for w in there.student.backbone.weights().values())
         there.save(tmp_path / "there")
         said = there.predict(pixels)
     back = Learner.load(tmp_path / "there")

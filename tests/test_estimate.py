@@ -56,7 +56,7 @@ def test_the_file_of_gpus_is_whole() -> None:
 def test_faster_gpus_are_faster(small) -> None:
     slow, fast = (estimate([small()], gpu) for gpu in ("T4", "H100"))
     assert slow.seconds > fast.seconds > 0
-    assert slow.memory == pytest.approx(fast.memory)
+    assert slow.memory == pytest.approx(fast.replay_buffer)
 
 
 def test_the_command_says_what_it_assumes(tmp_path) -> None:

@@ -49,11 +49,11 @@ def test_transformers_alone_gives_the_same_logits(taught, tmp_path) -> None:
 def test_our_own_loader_gives_identical_logits(taught, tmp_path) -> None:
     from transformers import CLIPImageProcessor, CLIPModel
 
-    from dosapp.backbones.clip import load
+    from dosapp.backbones.clip import load_backbone
 
     learner, pixels, wanted = taught
     export(learner, tmp_path / "x")
-    net = load(str(tmp_path / "x"))
+    net = load_backbone(str(tmp_path / "x"))
     classes = json.loads((tmp_path / "x" / "classes.json").read_text())
     texts = load_file(tmp_path / "x" / "classes.safetensors")["features"]
     assert classes["classes"] == learner.classes
@@ -91,7 +91,7 @@ def test_what_cannot_be_exported_says_so(taught, small, tiny, tmp_path) -> None:
     (tmp_path / "full" / "letter.txt").write_text("dear")
     with pytest.raises(InputError, match="is not empty"):
         export(learner, tmp_path / "full")
-    other = tiny.twin(own=list(tiny.weights()))
+    other = tiny.shared_copy(own=list(tiny.weights()))
     both = Learner(small(method="spu", adapt="rmt").learner(), other)
     both.learn(open_stream(small(), tiny).session(0))
     with pytest.raises(InputError, match="more than one plain CLIP"):

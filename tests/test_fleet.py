@@ -98,7 +98,7 @@ def test_a_fleet_teaches_adapts_and_outlives_a_reader_and_the_writer(tmp_path) -
         until(lambda: _frozen(client))
         client.unfreeze()
         assert fleet.stop() == 0
-    reasons = [version.reason for version in Learner.history_of(folder).versions()]
+    reasons = [version.reason for version in Learner.open_history(folder).versions()]
     assert sum("on the stream" in reason for reason in reasons) >= 2
 
 

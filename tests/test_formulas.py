@@ -65,7 +65,7 @@ class TestDistilled:
         stream = open_stream(settings, tiny)
         seen = []
         for t in range(session):
-            for _ in learner.lessons(stream.session(t)):
+            for _ in learner.training_steps(stream.session(t)):
                 pass
         keep = learner.method.loss
 
@@ -76,7 +76,7 @@ class TestDistilled:
             return keep(student, batch)
 
         object.__setattr__(learner.method, "loss", both)
-        for _ in learner.lessons(stream.session(session)):
+        for _ in learner.training_steps(stream.session(session)):
             pass
         return seen
 
@@ -116,7 +116,7 @@ class TestMAS:
         stream = open_stream(settings, tiny)
         penalties = []
         for t in range(2):
-            for _ in learner.lessons(stream.session(t)):
+            for _ in learner.training_steps(stream.session(t)):
                 penalties.append(learner.method.penalty(learner.student).item())
         assert penalties[: len(penalties) // 2] == [0.0] * (len(penalties) // 2)
         assert all(p > 0 for p in penalties[len(penalties) // 2 :])
@@ -129,12 +129,12 @@ class TestMAS:
 
     def test_a_stronger_pull_moves_less(self, small, tiny) -> None:
         def way(strength: float) -> float:
-            net = tiny.twin(own=list(tiny.weights()))
+            net = tiny.shared_copy(own=list(tiny.weights()))
             learner, _ = checks.lived(small(method="mas", options={"strength": strength}), net, 1)
             anchor = dict(learner.method.anchor)  # the next session moves it
             settings = small(method="mas")
             learner.learn(open_stream(settings, net).session(1))
-            now = learner.student.net.weights()
+            now = learner.student.backbone.weights()
             return sum(float((now[n] - anchor[n]).detach().abs().sum()) for n in anchor)
 
         assert way(1000.0) < way(0.0)
@@ -150,7 +150,7 @@ def test_tent_moves_the_image_towers_norms_and_makes_it_surer(small, tiny) -> No
     unsure = [learner.adapt(pixels).loss.item() for _ in range(6)]
     assert unsure[-1] < unsure[0]
     moved = {n for n, w in tiny.weights().items() if not torch.equal(w, before[n])}
-    assert moved == set(tiny.image_norms())
+    assert moved == set(tiny.image_norm_weights())
     assert len(moved) == 2 * (2 * 4 + 2)  # two in each block, one before and one after
 
 

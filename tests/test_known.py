@@ -304,7 +304,7 @@ class TestDecodedOnce:
         for n in range(6):
             paint(place / "cat" / f"{n}.png", 255 - n)
         assert not torch.equal(load_dataset(str(place), tiny).train.pictures.read([0]), before)
-        tiny.pixels = 16
+        tiny.image_size = 16
         assert load_dataset(str(place), tiny).train.pictures.name != first.name
 
     def test_a_broken_picture_is_named_and_leaves_no_half_map(self, tmp_path, tiny) -> None:

@@ -19,7 +19,7 @@ from dosapp.experiments.run import run
 from dosapp.history.history import UPGRADES
 from dosapp.history.record import State, checksum
 from dosapp.learner.learner import Learner
-from dosapp.learner.replay import Memory
+from dosapp.learner.replay import ReplayBuffer
 from dosapp.runtime.files import CorruptRecordError, lock_folder, read_json, write_json
 from dosapp.scenario import Session
 
@@ -43,7 +43,9 @@ def test_learning_helps(small, tiny) -> None:
         answers = [p.label for p in learner.predict(pixels)]
         return sum(a == b for a, b in zip(answers, truth, strict=True)) / len(truth)
 
-    before = Learner(small(method="zero-shot").learner(), tiny.twin(own=list(tiny.weights())))
+    before = Learner(
+        small(method="zero-shot").learner(), tiny.shared_copy(own=list(tiny.weights()))
+    )
     before.learn(stream.session(0))
     after = Learner(settings.learner(), tiny)
     after.learn(stream.session(0))
@@ -145,17 +147,17 @@ def test_fewer_lessons_than_a_batch_use_the_smaller_batch(pupil, tiny) -> None:
 def test_lessons_go_on_from_any_step(small, tiny) -> None:
     settings = small(epochs=3, memory=6)
     stream = open_stream(settings, tiny)
-    whole = Learner(settings.learner(), tiny.twin(own=list(tiny.weights())))
+    whole = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
     whole.learn(stream.session(0))
-    part = Learner(settings.learner(), tiny.twin(own=list(tiny.weights())))
-    lessons = part.lessons(stream.session(0))
+    part = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
+    lessons = part.training_steps(stream.session(0))
     for _ in range(4):
         next(lessons)
-    state, working = part.state(), part.working()
+    state, working = part.state(), part.working_state()
     state.tensors = {k: t.clone() for k, t in state.tensors.items()}
-    rest = Learner(settings.learner(), tiny.twin(own=list(tiny.weights())))
+    rest = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
     rest.restore(state, working)
-    for _ in rest.lessons(stream.session(0), done=4):
+    for _ in rest.training_steps(stream.session(0), done=4):
         pass
     assert rest.digest() == whole.digest()
 
@@ -164,19 +166,19 @@ def test_going_on_after_the_last_step_keeps_the_teacher(small, tiny) -> None:
     settings = small()
     session = open_stream(settings, tiny).session(0)
     whole, part, rest = (
-        Learner(settings.learner(), tiny.twin(own=list(tiny.weights()))) for _ in range(3)
+        Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights()))) for _ in range(3)
     )
     whole.learn(session)
-    lessons = part.lessons(session)
+    lessons = part.training_steps(session)
     while (lesson := next(lessons)).number < lesson.of:
         pass
-    rest.restore(part.state(), part.working())
-    assert list(rest.lessons(session, done=lesson.of)) == []
+    rest.restore(part.state(), part.working_state())
+    assert list(rest.training_steps(session, done=lesson.of)) == []
     assert rest.digest() == whole.digest()
 
 
 def test_memory_keeps_the_newest_sessions_when_there_are_more_than_pictures(tiny, small) -> None:
-    memory, stream = Memory(capacity=3), open_stream(small(), tiny)
+    memory, stream = ReplayBuffer(capacity=3), open_stream(small(), tiny)
     lessons = stream.session(0).train
     for t in range(5):
         memory.keep(lessons, torch.full((len(lessons),), t))
@@ -190,13 +192,13 @@ def test_rivals_count_whatever_the_method(method, pupil, tiny, small) -> None:
     lesson = open_stream(small(), tiny).session(0)
     losses = []
     for rivals in (False, True):
-        net = tiny.twin(own=list(tiny.weights()))
+        net = tiny.shared_copy(own=list(tiny.weights()))
         learner = Learner(pupil(method=method, rivals=rivals, epochs=1), net)
         learner.learn(lesson)
         one = Session.of({lesson.classes[0]: torch.zeros(8, 3, 32, 32, dtype=torch.uint8)})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a class alone has nothing to be told from
-            losses.append(next(iter(learner.lessons(one))).loss)
+            losses.append(next(iter(learner.training_steps(one))).loss)
     assert losses[1] > losses[0] + 0.1
 
 
@@ -206,8 +208,8 @@ def test_memory_is_balanced_over_sessions_and_said(small, tiny, tmp_path) -> Non
     stream = open_stream(settings, tiny)
     for t in range(2):
         learner.learn(stream.session(t))
-    assert [len(labels) for labels in learner.memory.labels] == [3, 3]
-    assert learner.memory.labels[1].min() >= 3  # the second session's own classes
+    assert [len(labels) for labels in learner.replay_buffer.labels] == [3, 3]
+    assert learner.replay_buffer.labels[1].min() >= 3  # the second session's own classes
     learner.save(tmp_path / "x")
     assert json.loads((tmp_path / "x" / "learner.json").read_text())["stores_images"]
     assert learner.state().facts["stored_images"] == 6
@@ -237,7 +239,7 @@ class TestFolders:
     def test_a_version_stores_only_what_changed(self, taught, tmp_path) -> None:
         learner, _ = taught
         learner.save(tmp_path / "x")
-        candidates = sum(w.numel() for w in learner.student.net.first_mlp().values())
+        candidates = sum(w.numel() for w in learner.student.backbone.first_mlp_weights().values())
         size = (tmp_path / "x" / "versions" / "000001.safetensors").stat().st_size
         changed = 3 * 0.1 * candidates  # student, teacher, scores
         assert size < 1.1 * (4 * changed + 2 * candidates / 8) + 12_000  # header
@@ -247,7 +249,7 @@ class TestFolders:
     def test_another_backbone_is_refused(self, taught, tmp_path, tiny) -> None:
         learner, _ = taught
         learner.save(tmp_path / "x")
-        other = tiny.twin(own=list(tiny.weights()))
+        other = tiny.shared_copy(own=list(tiny.weights()))
         with torch.no_grad():
             other.weights()["logit_scale"].add_(0.5)
         with pytest.raises(InputError, match="backbone of fingerprint"):
@@ -255,7 +257,7 @@ class TestFolders:
 
     def test_another_learners_folder_is_left_alone(self, taught, pupil, tmp_path, tiny) -> None:
         taught[0].save(tmp_path / "x")
-        other = Learner(pupil(method="flyp"), tiny.twin(own=list(tiny.weights())))
+        other = Learner(pupil(method="flyp"), tiny.shared_copy(own=list(tiny.weights())))
         with pytest.raises(InputError, match="other settings; save elsewhere"):
             other.save(tmp_path / "x")
 
@@ -271,7 +273,7 @@ class TestFolders:
             for attempt in (taught[0].save, partial(Learner.rollback, number=1)):
                 with pytest.raises(InputError, match="is being written by another process"):
                     attempt(tmp_path / "x")
-        assert len(Learner.history_of(tmp_path / "x").versions()) == 1
+        assert len(Learner.open_history(tmp_path / "x").versions()) == 1
 
     def test_what_a_killed_writer_left_is_swept_away(self, taught, tmp_path) -> None:
         folder = tmp_path / "x"
@@ -297,16 +299,16 @@ class TestFolders:
             raise InputError(f"backbone '{name}' could not be loaded")
 
         monkeypatch.setattr("dosapp.backbones.pretrained.load_backbone", offline)
-        history = Learner.history_of(folder)
+        history = Learner.open_history(folder)
         assert [v.reason for v in history.versions()] == ["taught"]
         assert (history.head, history.version(1).facts["sessions"]) == (1, 1)
         with pytest.raises(InputError, match="could not be loaded"):
             history.at(1)
         write_json(folder / "learner.json", {**read_json(folder / "learner.json"), "format": 9})
         with pytest.raises(InputError, match="has format 9; this dosapp reads 1"):
-            Learner.history_of(folder)
+            Learner.open_history(folder)
         with pytest.raises(InputError, match=r"no learner\.json"):
-            Learner.history_of(tmp_path)
+            Learner.open_history(tmp_path)
 
     def test_a_tampered_version_is_detected(self, taught, tmp_path) -> None:
         learner, _ = taught
@@ -359,8 +361,8 @@ class TestFolders:
         copy = learner.at(learner.state(), learns=False)
         assert copy.digest() == learner.digest()
         assert copy.predict(pixels) == learner.predict(pixels)
-        mine, theirs = learner.origin.weights(), copy.student.net.weights()
-        assert {n for n in mine if mine[n] is not theirs[n]} == learner.student.moved
+        mine, theirs = learner.origin.weights(), copy.student.backbone.weights()
+        assert {n for n in mine if mine[n] is not theirs[n]} == learner.student.trained_names
         before = copy.digest()
         learner.adapt(pixels)
         assert copy.digest() == before != learner.digest()
@@ -399,7 +401,7 @@ class TestClasses:
         learner.remove(gone)
         assert learner.classes == kept
         assert all(p.label in kept and len(p.top) == 2 for p in learner.predict(pixels))
-        assert all(labels.max() < 2 for labels in learner.memory.labels)
+        assert all(labels.max() < 2 for labels in learner.replay_buffer.labels)
         learner.adapt(pixels)
         learner.learn(stream.session(1))
         learner.adapt(pixels)
@@ -465,8 +467,8 @@ class TestHistory:
     def test_before_all_learning_the_answers_are_the_untouched_models(self, kept) -> None:
         _, folder = kept
         back, new = Learner.rollback(folder, 1), Learner(kept[0].settings)
-        for name, weight in new.student.net.weights().items():
-            assert torch.equal(back.student.net.weights()[name], weight), name
+        for name, weight in new.student.backbone.weights().items():
+            assert torch.equal(back.student.backbone.weights()[name], weight), name
         assert back.classes == []
 
     def test_the_checkpoint_of_a_run_is_left_alone(self, small, tmp_path) -> None:
@@ -507,12 +509,12 @@ class TestHistory:
         path.write_bytes(path.read_bytes()[:-100])
         torn = file.startswith("versions")
         with pytest.warns(UserWarning, match="torn") if torn else contextlib.nullcontext():
-            numbers = [v.number for v in Learner.history_of(folder).versions()]
+            numbers = [v.number for v in Learner.open_history(folder).versions()]
         assert numbers == ([1, 2, 3, 4] if torn else [1, 2, 3, 4, 5])
         with pytest.warns(UserWarning, match="torn.*going on from version"):
             back = Learner.rollback(folder, 2)
         assert back.digest() == wanted == Learner.load(folder).digest()
-        assert Learner.history_of(folder).versions()[-1].reason == "rolled back to version 2"
+        assert Learner.open_history(folder).versions()[-1].reason == "rolled back to version 2"
         assert path.with_name(path.name + ".damaged").exists() == torn
 
     def test_who_has_read_a_version_that_is_replaced_reads_the_new_one(self, kept) -> None:
@@ -541,20 +543,20 @@ class TestHistory:
             learner.save(tmp_path / "x")
         for number in (1, 2, 1):
             learner = Learner.rollback(tmp_path / "x", number)
-            assert len(learner.memory) == 3  # what the second session had left of the first
-            assert all((labels < 3).all() for labels in learner.memory.labels)
+            assert len(learner.replay_buffer) == 3  # what the second session had left of the first
+            assert all((labels < 3).all() for labels in learner.replay_buffer.labels)
         assert len(learner.classes) == 3
         learner.learn(stream.session(1))
 
     def test_what_moved(self, kept) -> None:
         learner, folder = kept
         history = learner.history(folder)
-        assert history.moved(2, 2) == []
-        there, back = history.moved(0, 5), history.moved(5, 0)
+        assert history.diff(2, 2) == []
+        there, back = history.diff(0, 5), history.diff(5, 0)
         assert [(m.name, m.distance) for m in there] == [(m.name, m.distance) for m in back]
         found = {one.name: one for one in there}
-        name = next(iter(learner.student.net.first_mlp()))
-        now = learner.student.net.weights()[name].detach()
+        name = next(iter(learner.student.backbone.first_mlp_weights()))
+        now = learner.student.backbone.weights()[name].detach()
         before = learner.origin.weights()[name].detach()
         gap = (now - before).double()
         assert found[f"student/{name}"].entries == int((now != before).sum())

@@ -8,9 +8,9 @@ from torch import tensor
 from torch.nn.functional import normalize
 
 import checks
-from dosapp.backbones.base import Insert
-from dosapp.backbones.tower import Tokens, block
-from dosapp.backbones.wrappers import within
+from dosapp.backbones.base import TowerHooks
+from dosapp.backbones.tower import Tokens, apply_block
+from dosapp.backbones.wrappers import find_wrapper
 from dosapp.errors import InputError
 from dosapp.experiments.plan import open_stream, plan
 from dosapp.functional.losses import masked_cross_entropy, soft_cross_entropy
@@ -23,7 +23,7 @@ from dosapp.methods.spu import SPU, ReleasedSPU
 
 
 @pytest.fixture
-def begun(small, tiny):
+def encode_shared_trunk(small, tiny):
     """A learner of a method with some of its lessons taught."""
 
     def make(method: str, sessions: float = 1, **changes: object):
@@ -33,7 +33,7 @@ def begun(small, tiny):
         for t in range(int(sessions)):
             learner.learn(stream.session(t))
         if sessions % 1:
-            lessons = learner.lessons(stream.session(int(sessions)))
+            lessons = learner.training_steps(stream.session(int(sessions)))
             next(lessons)
             learner.rest = lessons
         return learner, stream
@@ -52,8 +52,12 @@ class TestZSCL:
         pixels = part.pictures.read(rows.numpy()).float() / 255
         words = [method.found.prompts.caption(classes[part.labels[row]]) for row in rows]
         texts = method.original.encode_text(words)
-        old = (student.net.scale * method.original.encode_image(pixels) @ texts.T / 2).tolist()
-        new = (student.net.scale * student.net.encode_image(pixels) @ texts.T / 2).tolist()
+        old = (
+            student.backbone.logit_scale * method.original.encode_image(pixels) @ texts.T / 2
+        ).tolist()
+        new = (
+            student.backbone.logit_scale * student.backbone.encode_image(pixels) @ texts.T / 2
+        ).tolist()
         total = 0.0
         for flip in (False, True):
             a, b = (tensor(new).T, tensor(old).T) if flip else (tensor(new), tensor(old))
@@ -66,7 +70,7 @@ class TestZSCL:
         options = self.references | {"every": 2, "weight": 0.0, "look": 1}
         learner, _ = begun("zscl", 0.5, options=options)
         name = "visual_projection.weight"
-        weight = learner.student.net.weights()[name]
+        weight = learner.student.backbone.weights()[name]
         start = learner.method.original.weights()[name].detach().clone()
         samples, step = [start], 1
         for _ in learner.rest:
@@ -74,7 +78,7 @@ class TestZSCL:
             if step % 2 == 0:
                 samples.append(weight.detach().clone())
         expected = torch.stack(samples).mean(dim=0)
-        torch.testing.assert_close(learner.student.net.weights()[name].detach(), expected)
+        torch.testing.assert_close(learner.student.backbone.weights()[name].detach(), expected)
         assert not torch.allclose(expected, samples[-1], atol=1e-6)
 
     def test_without_references_it_says_so_before_anything(self, pupil) -> None:
@@ -106,7 +110,7 @@ class TestZSCL:
             picture.save(tmp_path / "refs" / f"wall {n % 2}" / f"{n}.png")
         options = {"references": str(tmp_path / "refs"), "look": 2}
         learner = Learner(pupil(method="zscl", options=options, epochs=1), tiny)
-        shape = (4, 3, tiny.pixels, tiny.pixels)
+        shape = (4, 3, tiny.image_size, tiny.image_size)
         lesson = {
             name: torch.full(shape, shade, dtype=torch.uint8)
             for name, shade in (("fox", 90), ("wolf", 30))
@@ -116,7 +120,7 @@ class TestZSCL:
         (tmp_path / "refs").rename(tmp_path / "moved")
         again = Learner.load(tmp_path / "x")
         assert again.predict(lesson["fox"]) == learner.predict(lesson["fox"])
-        assert len(Learner.history_of(tmp_path / "x").versions()) == 1
+        assert len(Learner.open_history(tmp_path / "x").versions()) == 1
         with pytest.raises(InputError, match=r"refs' does not exist"):
             again.learn(lesson)
 
@@ -136,7 +140,7 @@ class TestL2P:
         cosines = query @ normalize(pool.extra["l2p.keys"], dim=1).T
         found = cosines.topk(2, dim=1).indices
         prompts = torch.stack([pool.extra["l2p.prompts"][row].reshape(6, 128) for row in found])
-        by_hand = tiny.encode_image(pixels, Insert(prompts=prompts))
+        by_hand = tiny.encode_image(pixels, TowerHooks(prompts=prompts))
         torch.testing.assert_close(pool.encode_image(pixels), by_hand)
         expected = sum(cosines[b, k] for b in range(2) for k in found[b]) / 2
         assert pool.near.mean().item() == pytest.approx(expected.item(), rel=1e-5)
@@ -153,9 +157,9 @@ class TestL2P:
     def test_moves_nothing_of_the_towers(self, begun, tiny) -> None:
         before = {n: w.detach().clone() for n, w in tiny.weights().items()}
         learner, _ = begun("l2p", 2)
-        after = learner.student.net.weights()
+        after = learner.student.backbone.weights()
         assert all(torch.equal(after[n], w) for n, w in before.items())
-        assert learner.student.moved == {"l2p.prompts", "l2p.keys"}
+        assert learner.student.trained_names == {"l2p.prompts", "l2p.keys"}
 
     def test_cannot_take_more_than_there_are(self, pupil) -> None:
         with pytest.raises(InputError, match="cannot take 5 of 3 prompts"):
@@ -180,7 +184,7 @@ class TestDualPrompt:
                 layer.self_attn.q_proj.bias.fill_(1.0)  # and far from the key of the prefix
             far[0] = -1e4
             plain = tiny.encode_image(pixels)
-            prefixed = tiny.encode_image(pixels, Insert(prefixes=dict.fromkeys(range(4), far)))
+            prefixed = tiny.encode_image(pixels, TowerHooks(prefixes=dict.fromkeys(range(4), far)))
         torch.testing.assert_close(prefixed, plain)
 
     def test_attention_sees_prefixes_as_more_keys_and_values(self, tiny) -> None:
@@ -200,15 +204,15 @@ class TestDualPrompt:
         middle = tokens[0] + attention.out_proj(torch.cat(parts, dim=1))
         by_hand = middle + layer.mlp(layer.layer_norm2(middle))
         every = Tokens(tokens, at=torch.tensor([1]))
-        torch.testing.assert_close(block(layer, every, prefix, False).rows[0], by_hand)
-        ended = block(layer, every, prefix, True).rows[0]  # only what is read goes on
+        torch.testing.assert_close(apply_block(layer, every, prefix, False).rows[0], by_hand)
+        ended = apply_block(layer, every, prefix, True).rows[0]  # only what is read goes on
         torch.testing.assert_close(ended, by_hand[1:2])
 
     def test_a_session_teaches_its_own_set_which_begins_where_the_last_ended(self, begun) -> None:
         learner, stream = begun("dualprompt", 1)
-        sets = learner.student.net.weights()["dualprompt.expert"]
+        sets = learner.student.backbone.weights()["dualprompt.expert"]
         first = sets.detach().clone()
-        lessons = learner.lessons(stream.session(1))
+        lessons = learner.training_steps(stream.session(1))
         next(lessons)
         assert torch.equal(sets[0], first[0])
         assert torch.equal(sets[2:], first[2:])
@@ -222,7 +226,10 @@ class TestDualPrompt:
 
     def test_afterwards_the_nearest_known_key_decides(self, begun, tiny) -> None:
         learner, stream = begun("dualprompt", 2)
-        net, pixels = within(learner.student.net, Prefixes), stream.tasks[0].test.read(range(4))
+        net, pixels = (
+            find_wrapper(learner.student.backbone, Prefixes),
+            stream.tasks[0].test.read(range(4)),
+        )
         cosines = tiny.encode_image(pixels) @ normalize(net.extra[net.keys], dim=1)[:2].T
         net.encode_image(pixels)
         torch.testing.assert_close(net.near, cosines.max(dim=1).values)
@@ -256,14 +263,14 @@ class TestSLCA:
         learner, _ = begun("slca", 0.5)
         groups = learner.student._optimizer.param_groups
         rates = dict(zip(learner.student.selection.names, (g["lr"] for g in groups), strict=True))
-        fast = set(learner.student.net.projections())
+        fast = set(learner.student.backbone.projection_weights())
         assert {n for n, r in rates.items() if r == pytest.approx(5 * learner.student.lr)} == fast
         assert len(fast) == 2
 
     def test_after_the_first_session_the_projections_alone_are_aligned(self, begun) -> None:
         learner, stream = begun("slca", 1)
         seen = []
-        for lesson in learner.lessons(stream.session(1)):
+        for lesson in learner.training_steps(stream.session(1)):
             seen.append((lesson.number, lesson.of, learner.student.selection.names))
         steps, total = len(seen), seen[0][1]
         assert steps == total == 2 * 3 + 3 * 6  # two epochs of three batches; three passes of six
@@ -273,12 +280,12 @@ class TestSLCA:
     def test_the_alignment_takes_out_the_norm_of_each_sessions_logits(self, begun) -> None:
         learner, stream = begun("slca", 1)
         student, method = learner.student, learner.method
-        lessons = learner.lessons(stream.session(1))
+        lessons = learner.training_steps(stream.session(1))
         for lesson in lessons:
             if lesson.number == 7:
                 break
         drawn, labels = method.classes.draw(256, 2, student.rng("alignment", 3))
-        logits = student.net.project_image(drawn) @ student.captions().T
+        logits = student.backbone.project_image(drawn) @ student.encode_captions().T
         first, second = logits[:, :3].norm(dim=1), logits[:, 3:].norm(dim=1)
         scaled = logits / ((first + second) / 2)[:, None] / 0.1
         by_hand = torch.nn.functional.cross_entropy(scaled, labels)
@@ -305,10 +312,10 @@ class TestSparCL:
 
     def test_importance_is_the_weight_and_half_the_gradient(self, begun) -> None:
         learner, stream = begun("sparcl", 0, options={"kept": 0.05})
-        learner._meet(stream.session(0))
+        learner._register_classes(stream.session(0))
         session, student = stream.session(0), learner.student
         batch = Batch(session.train.read(range(8)), tensor(session.train.labels[:8]), None)
-        name, weight = next(iter(student.net.matrices().items()))
+        name, weight = next(iter(student.backbone.linear_weights().items()))
         mask = learner.method.mask(student, 0, learner.method.importance(student, [batch]))[name]
         weight.requires_grad_(True)
         loss = student.clip_loss(batch.pixels, batch.labels)
@@ -321,31 +328,31 @@ class TestSparCL:
     def test_five_per_cent_of_every_matrix_moves_and_nothing_else(self, begun, tiny) -> None:
         before = {n: w.detach().clone() for n, w in tiny.weights().items()}
         learner, _ = begun("sparcl", 1)
-        for name, weight in learner.student.net.weights().items():
+        for name, weight in learner.student.backbone.weights().items():
             moved = int((weight != before[name]).sum())
-            allowed = int(0.05 * weight.numel()) if name in tiny.matrices() else 0
+            allowed = int(0.05 * weight.numel()) if name in tiny.linear_weights() else 0
             assert moved <= allowed
             assert bool(moved) == bool(allowed)
 
     def test_the_mask_changes_between_epochs_and_moments_of_what_stays_do_not(self, begun) -> None:
         learner, stream = begun("sparcl", 0, epochs=2, options={"every": 1})
-        lessons = learner.lessons(stream.session(0))
+        lessons = learner.training_steps(stream.session(0))
         for _ in range(3):
             next(lessons)
         student = learner.student
         name = next(iter(student.selection.names))
         old = student.selection.mask[name]
-        moments = student._entries[name].spread(student.optimizer_state()[f"{name}/exp_avg_sq"])
+        moments = student._parameters[name].spread(student.optimizer_state()[f"{name}/exp_avg_sq"])
         importance = learner.method.importance(student, learner_batches(learner, stream))
-        student.remask(learner.method.mask(student, 1, importance))
+        student.change_mask(learner.method.mask(student, 1, importance))
         new = student.selection.mask[name]
-        kept = student._entries[name].spread(student.optimizer_state()[f"{name}/exp_avg_sq"])
+        kept = student._parameters[name].spread(student.optimizer_state()[f"{name}/exp_avg_sq"])
         stayed = old & new
         assert stayed.any()
         assert (new & ~old).any()
         assert torch.equal(kept[stayed], moments[stayed])
         assert not kept[new & ~old].any()
-        assert student.chosen is student.selection  # adapters inherit the newest
+        assert student.session_selection is student.selection  # adapters inherit the newest
 
 
 def learner_batches(learner, stream):
@@ -358,8 +365,8 @@ class TestSPU:
         learner, stream = begun("spu", 1)
         batch = next(learner_batches(learner, stream))
         student = learner.student
-        images, texts = student.pairs(batch.pixels, batch.labels)
-        rows = (student.net.scale * images @ texts.T).tolist()
+        images, texts = student.encode_pairs(batch.pixels, batch.labels)
+        rows = (student.backbone.logit_scale * images @ texts.T).tolist()
         by_hand = sum(sum(x * x for x in row) for row in rows) / len(rows)
         assert ReleasedSPU().score(student, batch).item() == pytest.approx(by_hand, rel=1e-4)
         clip = student.clip_loss(batch.pixels, batch.labels)
@@ -367,8 +374,8 @@ class TestSPU:
 
     def test_the_released_preset_is_those_settings_by_one_name(self) -> None:
         assert (
-            ReleasedSPU().settings()
-            == SPU(output_norm=True, quarter=True, beside="biases and projection").settings()
+            ReleasedSPU().hyperparameters()
+            == SPU(output_norm=True, quarter=True, beside="biases and projection").hyperparameters()
         )
 
     def test_a_quarter_of_the_batches_can_be_enough_to_score(self, begun) -> None:
@@ -396,7 +403,7 @@ def test_cross_entropy_to_a_distribution_by_hand() -> None:
 
 def test_er_with_capacity_zero_stores_nothing_and_less_is_a_sentence(small, tiny) -> None:
     learner, _ = checks.lived(small(method="flyp", memory=0), tiny, 1)
-    assert len(learner.memory) == 0
+    assert len(learner.replay_buffer) == 0
     with pytest.raises(InputError, match="memory is -1"):
         small(method="flyp", memory=-1)
     with pytest.raises(InputError, match="memory of 1 pictures cannot keep one of each of 2"):

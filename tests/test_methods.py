@@ -17,7 +17,7 @@ from dosapp.learner.learner import Learner
 from dosapp.methods.base import Method
 from dosapp.methods.dosapp import DoSAPP, Smoothing
 from dosapp.methods.flyp import FLYP
-from dosapp.methods.registry import METHODS, build
+from dosapp.methods.registry import METHODS, build_method
 from dosapp.methods.self_training import SelfTraining
 from dosapp.methods.spu import SPU
 
@@ -88,17 +88,19 @@ def test_spu_as_released_trains_biases_and_the_image_projection_whole(small, tin
     before = {n: w.detach().clone() for n, w in tiny.weights().items()}
     released = {"beside": "biases and projection"}
     learner, _ = checks.lived(small(method="spu", options=released), tiny, 1)
-    moved = {n for n, w in learner.student.net.weights().items() if not torch.equal(w, before[n])}
-    assert moved == set(tiny.first_mlp()) | set(tiny.beside_first_mlp())
-    assert len(tiny.beside_first_mlp()) == len(tiny.first_mlp()) + 1
-    projection = learner.student.net.weights()["visual_projection.weight"]
+    moved = {
+        n for n, w in learner.student.backbone.weights().items() if not torch.equal(w, before[n])
+    }
+    assert moved == set(tiny.first_mlp_weights()) | set(tiny.spu_extra_weights())
+    assert len(tiny.spu_extra_weights()) == len(tiny.first_mlp_weights()) + 1
+    projection = learner.student.backbone.weights()["visual_projection.weight"]
     assert (projection != before["visual_projection.weight"]).float().mean() > 0.99
 
 
 def test_zero_shot_never_moves(small, tiny) -> None:
     before = {n: w.detach().clone() for n, w in tiny.weights().items()}
     learner, _ = checks.lived(small(method="zero-shot"), tiny)
-    after = learner.student.net.weights()
+    after = learner.student.backbone.weights()
     assert all(torch.equal(after[n], w) for n, w in before.items())
 
 
@@ -108,7 +110,9 @@ def test_methods_of_other_packages_are_found_by_name(tmp_path) -> None:
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: careful\nVersion: 1.0\n")
     entries = ["careful = careful:Careful", "spu = careful:Careful", "torn = nowhere:X"]
     (about / "entry_points.txt").write_text("\n".join(["[dosapp.methods]", *entries]))
-    code = "from dosapp.methods.flyp import FLYP\n\n\nclass Careful(FLYP):\n    idea = 'slowly'\n"
+    code = (
+        "from dosapp.methods.flyp import FLYP\n\n\nclass Careful(FLYP):\n    summary = 'slowly'\n"
+    )
     (tmp_path / "careful.py").write_text(code)
     said = subprocess.run(
         [sys.executable, "-m", "dosapp", "methods", "--json"],
@@ -128,11 +132,11 @@ class TestDoSAPP:
         return checks.lived(small(method="dosapp", **changes), tiny, sessions)
 
     def test_moves_exactly_ten_per_cent_of_each_candidate_in_a_session(self, small, tiny) -> None:
-        before = {n: w.detach().clone() for n, w in tiny.first_mlp().items()}
+        before = {n: w.detach().clone() for n, w in tiny.first_mlp_weights().items()}
         settings = small(method="dosapp")
         learner = Learner(settings.learner(), tiny)
         learner.learn(open_stream(settings, tiny).session(0))
-        for name, weight in tiny.first_mlp().items():
+        for name, weight in tiny.first_mlp_weights().items():
             moved = int((weight != before[name]).sum())
             limit = int(0.1 * weight.numel())
             assert 0.9 * limit < moved <= limit
@@ -166,22 +170,22 @@ class TestDoSAPP:
         learner, _ = self.lived(small, tiny)
         experts = learner.method.experts(learner.student)
         assert list(experts) == ["teacher", "student"]
-        mine, theirs = learner.student.net.weights(), experts["teacher"].weights()
-        assert {n for n in mine if mine[n] is not theirs[n]} == set(tiny.first_mlp())
+        mine, theirs = learner.student.backbone.weights(), experts["teacher"].weights()
+        assert {n for n in mine if mine[n] is not theirs[n]} == set(tiny.first_mlp_weights())
 
     def test_momentum_one_keeps_the_teacher_at_the_start(self, small, tiny) -> None:
         before = {n: w.detach().clone() for n, w in tiny.weights().items()}
         options = {"gamma": 1.0, "lam": 1.0, "delta": 1.0}
         learner, _ = self.lived(small, tiny, options=options)
-        teacher = learner.method.twins()["teacher"].weights()
+        teacher = learner.method.shared_copies()["teacher"].weights()
         assert all(torch.equal(teacher[n], w) for n, w in before.items())
 
     def test_momentum_zero_makes_it_the_student_where_that_moves(self, small, tiny) -> None:
         options = {"gamma": 0.0, "lam": 0.0, "delta": 0.5}
         learner, _ = self.lived(small, tiny, sessions=1, options=options)
         teacher, student = (
-            learner.method.twins()["teacher"].weights(),
-            learner.student.net.weights(),
+            learner.method.shared_copies()["teacher"].weights(),
+            learner.student.backbone.weights(),
         )
         for name, mask in learner.student.selection.mask.items():
             assert torch.equal(teacher[name][mask], student[name][mask])
@@ -189,10 +193,10 @@ class TestDoSAPP:
     def test_smoothing_per_session_is_rarer_than_per_step(self, small, tiny) -> None:
         def distance(interval: str) -> float:
             settings = small(method="dosapp", options={"interval": interval})
-            net = tiny.twin(own=list(tiny.weights()))
+            net = tiny.shared_copy(own=list(tiny.weights()))
             learner = Learner(settings.learner(), net)
             learner.learn(open_stream(settings, net).session(0))
-            mine, theirs = net.weights(), learner.method.twins()["teacher"].weights()
+            mine, theirs = net.weights(), learner.method.shared_copies()["teacher"].weights()
             return sum(float((mine[n] - theirs[n]).detach().square().sum()) for n in mine)
 
         assert distance("session") > 2 * distance("step")
@@ -212,7 +216,7 @@ class TestDoSAPP:
         learner, _ = checks.lived(settings, tiny)
         experts = learner.method.experts(learner.student)
         assert list(experts) == ["teacher", "student"]
-        mine, theirs = learner.student.net.weights(), experts["teacher"].weights()
+        mine, theirs = learner.student.backbone.weights(), experts["teacher"].weights()
         assert all(mine[n] is not theirs[n] for n in mine)
 
     def test_momenta_out_of_order_are_a_warning_and_equal_ones_are_not(self) -> None:
@@ -226,30 +230,36 @@ class TestDoSAPP:
 class TestRegistry:
     def test_every_method_says_what_it_is(self) -> None:
         for kind in METHODS.values():
-            assert kind.idea
+            assert kind.summary
             assert kind.reference
             assert kind() == kind()
 
     def test_combinations_are_values(self) -> None:
         pair = SPU().then(SelfTraining())
-        assert repr(pair) == repr(build("spu", "self-training"))
+        assert repr(pair) == repr(build_method("spu", "self-training"))
         assert FLYP().then(DoSAPP()).adapts
         assert not FLYP().adapts
 
     def test_options_by_last_or_full_name(self) -> None:
-        assert build("dosapp", options={"gamma": 0.5}).settings()["smoothing.gamma"] == 0.5
         assert (
-            build("dosapp", options={"learner.sparsity": 0.3}).settings()["learner.sparsity"] == 0.3
+            build_method("dosapp", options={"gamma": 0.5}).hyperparameters()["smoothing.gamma"]
+            == 0.5
         )
-        pair = build("spu", "dosapp", {"sparsity": 0.3})
+        assert (
+            build_method("dosapp", options={"learner.sparsity": 0.3}).hyperparameters()[
+                "learner.sparsity"
+            ]
+            == 0.3
+        )
+        pair = build_method("spu", "dosapp", {"sparsity": 0.3})
         assert pair.labelled.sparsity == pair.unlabelled.learner.sparsity == 0.3
-        pair = build("l2p", "eata", {"labelled.pull": 0.3, "unlabelled.pull": 2})
+        pair = build_method("l2p", "eata", {"labelled.pull": 0.3, "unlabelled.pull": 2})
         assert (pair.labelled.pull, pair.unlabelled.pull) == (0.3, 2)
 
     def test_one_option_leaves_the_others_alone(self) -> None:
-        default = build("dosapp").settings()
+        default = build_method("dosapp").hyperparameters()
         assert default["learner.beside"] == "nothing"
-        assert build("dosapp", options={"sparsity": 0.3}).settings() == default | {
+        assert build_method("dosapp", options={"sparsity": 0.3}).hyperparameters() == default | {
             "learner.sparsity": 0.3
         }
 
@@ -267,7 +277,7 @@ class TestRegistry:
     )
     def test_mistakes_are_sentences(self, method, adapt, options, says) -> None:
         with pytest.raises(InputError, match=says):
-            build(method, adapt, options)
+            build_method(method, adapt, options)
 
     def test_no_label_can_reach_an_adapter(self) -> None:
         """The hook's signature has images only; `Unlabelled` has no labels to give."""
@@ -290,28 +300,28 @@ class TestTogether:
         learner.learn(session)
         rows = (session.train.labels == 0).nonzero()[0]
         with torch.no_grad():
-            mean = learner.student.net.encode_image(session.train.read(rows)).mean(dim=0)
+            mean = learner.student.backbone.encode_image(session.train.read(rows)).mean(dim=0)
         torch.testing.assert_close(learner.method.unlabelled.prototypes[3], mean)
 
     def test_a_teacher_begins_again_from_the_average_of_weights(self, small, tiny) -> None:
         settings = small(method="zscl", adapt="dosapp", options={"references": "signs"})
         learner = Learner(settings.learner(), tiny)
         learner.learn(open_stream(settings, tiny).session(0))
-        mine = learner.student.net.weights()
+        mine = learner.student.backbone.weights()
         theirs = learner.method.unlabelled.teacher.weights()
         assert all(torch.equal(mine[n], theirs[n]) for n in mine)
 
     def test_what_was_chosen_beside_the_mask_moves_on_the_stream_too(self, small, tiny) -> None:
         learner, _ = checks.lived(small(method="spu-released", adapt="dosapp"), tiny, 1)
         names = set(learner.student.selection.names)
-        assert names == set(tiny.first_mlp()) | set(tiny.beside_first_mlp())
+        assert names == set(tiny.first_mlp_weights()) | set(tiny.spu_extra_weights())
 
     def test_in_a_review_a_teacher_rests_where_the_student_does(self, small, tiny) -> None:
         settings = small(method="slca", adapt="dosapp", options={"delta": 1.0})
         learner, stream = checks.lived(settings, tiny, 1)
         teacher = learner.method.unlabelled.teacher.weights()
-        resting = next(iter(tiny.first_mlp()))
-        for lesson in learner.lessons(stream.session(1)):
+        resting = next(iter(tiny.first_mlp_weights()))
+        for lesson in learner.training_steps(stream.session(1)):
             if lesson.number == 6:
                 before = teacher[resting].clone()
                 moving = teacher["visual_projection.weight"].clone()
@@ -332,7 +342,7 @@ class TestTogether:
 def test_teachers_smooth_by_epoch_if_asked(small, tiny) -> None:
     settings = small(method="dosapp", options={"interval": "epoch", "gamma": 0.5})
     learner = Learner(settings.learner(), tiny)
-    name = next(iter(tiny.first_mlp()))
+    name = next(iter(tiny.first_mlp_weights()))
     teacher, student = learner.method.teacher, tiny.weights()[name]
     lessons = learner.lessons(open_stream(settings, tiny).session(0))
     start = student.detach().clone()

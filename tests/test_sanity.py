@@ -90,7 +90,7 @@ class TestKeeping:
 
     def after_two(self, tiny, **changes: object) -> tuple[Learner, object]:
         settings = RunSettings(classes=20, tasks=2, epochs=3, lr=1e-4, **changes)
-        learner = Learner(settings.learner(), tiny.twin(own=list(tiny.weights())))
+        learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
         stream = open_stream(settings, tiny)
         learner.learn(stream.session(0))
         return learner, stream.session(1)
@@ -107,11 +107,11 @@ class TestKeeping:
             labels = torch.from_numpy(session.train.labels[::7]) + 10
 
             def answers(net: Backbone) -> torch.Tensor:
-                images, texts = student.pairs(pixels, labels, net)
-                return net.scale * images @ texts.T
+                images, texts = student.encode_pairs(pixels, labels, net)
+                return net.logit_scale * images @ texts.T
 
             with torch.no_grad():
-                new, before = answers(student.net), answers(old)
+                new, before = answers(student.backbone), answers(old)
                 # relation is a cross-entropy: what is left when nothing changed is its own entropy
                 return (measure(new, before, 1.0) - measure(before, before, 1.0)).item()
 
@@ -125,7 +125,7 @@ class TestKeeping:
             anchor = {n: w.clone() for n, w in method.anchor.items()}
             importance = {n: w.clone() for n, w in method.importance.items()}
             learner.learn(session)
-            return quadratic_penalty(learner.student.net.weights(), anchor, importance).item()
+            return quadratic_penalty(learner.student.backbone.weights(), anchor, importance).item()
 
         assert moved(1000.0) < 0.5 * moved(0.0)
 
@@ -137,13 +137,15 @@ class TestHolding:
         settings = RunSettings(
             method="spu", adapt=adapt, classes=10, tasks=1, epochs=2, lr=1e-3, options=options
         )
-        learner = Learner(settings.learner(), tiny.twin(own=list(tiny.weights())))
+        learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
         session = open_stream(settings, tiny).session(0)
         learner.learn(session)
-        ended = {n: w.detach().clone() for n, w in learner.student.net.first_mlp().items()}
+        ended = {
+            n: w.detach().clone() for n, w in learner.student.backbone.first_mlp_weights().items()
+        }
         for pixels in session.unlabelled.batches(20):
             learner.adapt(pixels)
-        now = learner.student.net.weights()
+        now = learner.student.backbone.weights()
         return sum(float((now[n] - w).detach().abs().sum()) for n, w in ended.items())
 
     def test_cotta_by_restoring_at_random(self, tiny) -> None:
@@ -164,7 +166,7 @@ class TestHolding:
             lr=1e-3,
             options={"agree": 0.0},
         )
-        learner = Learner(settings.learner(), tiny.twin(own=list(tiny.weights())))
+        learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
         session = open_stream(settings, tiny).session(0)
         learner.learn(session)
         method, student = learner.method.unlabelled, learner.student

@@ -85,7 +85,7 @@ def surest(learner: Learner, images: list[bytes]) -> list[float]:
     """How sure the surest expert is of each picture."""
     pixels = learner.pixels([Image.open(io.BytesIO(data)) for data in images])
     experts = learner.method.experts(learner.student).values()
-    asked = torch.stack([expert.scale * learner.logits(pixels, expert) for expert in experts])
+    asked = torch.stack([expert.logit_scale * learner.logits(pixels, expert) for expert in experts])
     found: list[float] = asked.softmax(dim=2).amax(dim=(0, 2)).tolist()
     return found
 
@@ -268,7 +268,7 @@ class TestTheStream:
         assert signals["drift"] > 0
         after = Learner.load(folder)
         assert after.digest() != before.digest()
-        pixels = torch.stack([before.student.net.picture(Image.open(io.BytesIO(p)))
+        pixels = torch.stack([before.student.backbone.picture(Image.open(io.BytesIO(p)))
                               for p in pictures(stream)])  # fmt: skip
         for _ in range(2):  # the same two steps, in process
             before.adapt(pixels)
@@ -282,7 +282,7 @@ class TestTheStream:
             asking(build(service)).post("/predict", files=unsure)
             until(lambda: service.version > 1)
             drift = service.history.version(2).seen["drift"]
-            moved = service.history.moved(1, 2)
+            moved = service.history.diff(1, 2)
         far = [m.distance for m in moved if m.name.startswith("student/")]
         assert drift == pytest.approx(sum(d**2 for d in far) ** 0.5, rel=1e-4)
         assert drift > 0
@@ -303,7 +303,7 @@ class TestTheStream:
                 until(lambda signals=signals: signals.held)
             assert (signals.adapted, signals.held) == (learned, 8 - learned)
             assert len(signals.disagreement) == (learned > 0)
-            reasons = [v.reason for v in Learner.history_of(here).versions()][1:]
+            reasons = [v.reason for v in Learner.open_history(here).versions()][1:]
             assert reasons == ["1 steps on the stream"] * (learned > 0)
 
     def test_a_skewed_stream_moves_skew_aware_teachers_less(self, folder, stream) -> None:
@@ -315,7 +315,7 @@ class TestTheStream:
                 asking(build(service)).post("/predict", files=files(images))
                 until(lambda service=service: service.version > 1)
                 assert service.writer.signals.adapted == 8
-            moved = Learner.history_of(here).moved(1, 2)
+            moved = Learner.open_history(here).moved(1, 2)
             far[aware] = sum(m.distance for m in moved if m.name.startswith("teacher/"))
         assert 0 < far[True] < far[False]
 
@@ -324,7 +324,7 @@ class TestTheStream:
             for _ in range(3):
                 client.post("/predict?learn=false", files=files(pictures(stream)))
             assert service.writer.waiting == 0
-        assert Learner.history_of(folder).head == 1
+        assert Learner.open_history(folder).head == 1
 
     def test_what_is_learned_in_a_started_interval_is_saved_at_the_end(
         self, folder, stream
@@ -332,7 +332,7 @@ class TestTheStream:
         with served(folder, interval=100) as service, asking(build(service)) as client:
             client.post("/predict", files=files(pictures(stream)))
             until(lambda: service.writer.signals.adapted == 8)
-        assert [v.reason for v in Learner.history_of(folder).versions()][1:] == [
+        assert [v.reason for v in Learner.open_history(folder).versions()][1:] == [
             "1 steps on the stream"
         ]
 
@@ -433,7 +433,7 @@ class TestAFullDisk:
         """Steps that were judged good are in the next version, however many could not be written
         and whatever else could not."""
         alone = Learner.load(folder)
-        pixels = torch.stack([alone.student.net.picture(Image.open(io.BytesIO(p)))
+        pixels = torch.stack([alone.student.backbone.picture(Image.open(io.BytesIO(p)))
                               for p in pictures(stream)])  # fmt: skip
         with served(folder, interval=1) as service, asking(build(service)) as client:
             full.set()
@@ -457,7 +457,7 @@ class TestAFullDisk:
                 assert service.job(job["id"]).state in ("failed", "cancelled")
             assert service.version == 1
             full.clear()
-        versions = Learner.history_of(folder).versions()
+        versions = Learner.open_history(folder).versions()
         assert [v.reason for v in versions][1:] == ["2 steps on the stream"]
         for _ in range(2):
             alone.adapt(pixels)
@@ -506,14 +506,14 @@ class TestMemory:
         )
         with opened(folder, ServiceSettings(), follow=follow) as service:
             learner = service.reader.published.learner
-            mine, theirs = learner.origin.weights(), learner.student.net.weights()
+            mine, theirs = learner.origin.weights(), learner.student.backbone.weights()
             assert any(mine[n] is theirs[n] for n in mine)
         assert read == ["tiny"]
 
     def test_what_was_taken_back_is_gone(self, folder, stream) -> None:
         """With its weights: nobody else holds on to the writer's learner."""
         with served(folder, canary=Falling(), interval=1) as service:
-            first = weakref.ref(service.writer.learner.student.net)
+            first = weakref.ref(service.writer.learner.student.backbone)
             asking(build(service)).post("/predict", files=files(pictures(stream)))
             until(lambda: service.writer.signals.refused)
             gc.collect()
@@ -797,7 +797,7 @@ class TestVersions:
         stream = taught(tiny, tmp_path / "x", memory=6)
         with served(tmp_path / "x") as service, asking(build(service)) as client:
             finished(client, client.post("/learn", files={"archive": lesson(stream)}))
-            assert len(service.writer.learner.memory) == 6
+            assert len(service.writer.learner.replay_buffer) == 6
             assert client.post("/rollback", json={"version": 1}).json() == {"version": 3}
         memory = Learner.load(tmp_path / "x").memory
         assert len(memory) == 3  # what the second session had left of the first
@@ -875,7 +875,7 @@ class TestVersions:
             for wanted in range(2, 9):
                 client.post("/predict", files=files(pictures(stream)))
                 until(lambda wanted=wanted: service.version == wanted)
-        known = [v.number for v in Learner.history_of(folder).versions()]
+        known = [v.number for v in Learner.open_history(folder).versions()]
         assert len(known) <= 5
         assert known[-1] == 8
         assert Learner.load(folder).history(folder).head == 8
@@ -890,7 +890,7 @@ class TestGuards:
             signals = client.get("/status").json()["signals"]
             assert (signals["held"], signals["adapted"]) == (8, 0)
             assert signals["skew"] == 1  # over the classes known, not over those seen
-        assert Learner.history_of(folder).head == 1
+        assert Learner.open_history(folder).head == 1
 
     def test_an_interval_that_harms_the_canary_is_taken_back_and_then_it_stops(
         self, folder, stream
@@ -1017,11 +1017,16 @@ class TestWhoMay:
     def test_pages_of_other_sites_cannot_reach_the_loopback(self, folder) -> None:
         with served(folder) as service:
             client = asking(build(service))
-            evil = client.post("/freeze", headers={"Origin": "https://evil.example"})
+            evil = client.post("/freeze", headers={"PretrainedBackbone": "https://evil.example"})
             assert evil.status_code == 403
             rebound = client.get("/classes", headers={"Host": "evil.example"})
             assert rebound.status_code == 403
-            assert client.get("/classes", headers={"Origin": "http://127.0.0.1"}).status_code == 200
+            assert (
+                client.get(
+                    "/classes", headers={"PretrainedBackbone": "http://127.0.0.1"}
+                ).status_code
+                == 200
+            )
 
     def test_other_machines_need_a_token(self, folder) -> None:
         from dosapp.service.server import serve

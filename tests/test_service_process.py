@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dosapp.backbones.pretrained import Origin
+from dosapp.backbones.pretrained import PretrainedBackbone
 from dosapp.drills.service_process import lesson, pictures, served, small_learner
 from dosapp.errors import InputError
 from dosapp.functional.masks import top_fraction
@@ -54,7 +54,7 @@ def test_sigterm_answers_what_waits_and_saves_what_was_learned(folder, stream) -
                 client.predict(images[:8])
             until(lambda: client.status()["signals"]["adapted"] == 24)
         assert service.stop() == 0
-    assert Learner.history_of(folder).versions()[-1].reason == "3 steps on the stream"
+    assert Learner.open_history(folder).versions()[-1].reason == "3 steps on the stream"
 
 
 def test_sigterm_waits_for_answers_on_their_way_and_gives_a_lesson_up(folder, stream) -> None:
@@ -80,7 +80,7 @@ def test_sigterm_waits_for_answers_on_their_way_and_gives_a_lesson_up(folder, st
     assert [len(one["predictions"]) for one in said] == [4] * 4
     assert {one["version"] for one in said} == {1}
     after = Learner.load(folder)
-    assert Learner.history_of(folder).head == 1
+    assert Learner.open_history(folder).head == 1
     assert after.classes == before.classes
     assert after.predict(pixels, 3) == before.predict(pixels, 3)
 
@@ -165,7 +165,7 @@ class TestFaults:
             assert job.ended.wait(60)
             assert (job.state, "is full" in job.said) == ("failed", True)
             assert self.ask(service, pixels) == 1
-            assert Learner.history_of(folder).head == 1
+            assert Learner.open_history(folder).head == 1
             full.clear()
             until(lambda: service.version > 1)
             assert service.writer.trouble == ""
@@ -220,7 +220,7 @@ class TestFaults:
                 self.ask(service, pixels)
                 until(lambda wanted=wanted: service.version == wanted)
             assert service.rollback(2, "me") == 4
-        versions = Learner.history_of(folder).versions()
+        versions = Learner.open_history(folder).versions()
         assert [v.number for v in versions] == [1, 2, 3, 4]
         assert versions[1].created > versions[3].created
 
@@ -240,21 +240,23 @@ def test_a_version_of_vit_b_16_costs_what_has_changed(tmp_path) -> None:
     from dosapp.bench.model import random_clip, vit_b_16
 
     net = random_clip(vit_b_16())
-    origin = Origin("random", "random")
-    origin.net = net.twin(list(net.weights()))
+    origin = PretrainedBackbone("random", "random")
+    origin.net = net.shared_copy(list(net.weights()))
     learner = Learner(LearnerSettings(), net, origin)
     student, method = learner.student, learner.method
     generator = torch.Generator().manual_seed(0)
-    scores = {n: torch.rand(w.shape, generator=generator) for n, w in net.first_mlp().items()}
+    scores = {
+        n: torch.rand(w.shape, generator=generator) for n, w in net.first_mlp_weights().items()
+    }
     mask = top_fraction(scores, 0.1)
-    student.choose(Selection(tuple(mask), mask, scores))
+    student.select(Selection(tuple(mask), mask, scores))
     student.assign({n: net.weights()[n] + 1e-3 for n in mask}, mask)
     method.best = {n: scores[n] * mask[n] for n in mask}
     student.ema_update(method.teacher, active=0.8, frozen=0.9999)
     state = learner.state()
     history = learner.history(tmp_path)
     history.commit(state, "the first session")
-    history.checkpoint(state, learner.working())
+    history.checkpoint(state, learner.working_state())
     size = (tmp_path / "versions" / "000001.safetensors").stat().st_size
     changed = 3 * sum(int(m.sum()) for m in mask.values())  # student, teacher, scores
     candidates = sum(m.numel() for m in mask.values())

@@ -9,7 +9,7 @@ import torch
 from torch import tensor
 from torch.nn.functional import normalize
 
-from dosapp.backbones.wrappers import Ensemble, within
+from dosapp.backbones.wrappers import Ensemble, find_wrapper
 from dosapp.errors import InputError
 from dosapp.experiments.plan import open_stream
 from dosapp.functional.augmentation import augment
@@ -33,7 +33,7 @@ def adapting(small, tiny):
 
     def make(adapt: str, method: str = "spu", **changes: object):
         settings = small(method=method, adapt=adapt, **changes)
-        learner = Learner(settings.learner(), tiny.twin(own=list(tiny.weights())))
+        learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
         stream = open_stream(settings, tiny)
         learner.learn(stream.session(0))
         return learner, learner.method.unlabelled, stream.session(1).unlabelled.read(range(8))
@@ -62,17 +62,18 @@ class TestRMT:
     def test_the_loss_is_both_terms_on_the_image_and_its_augmentation(self, adapting) -> None:
         learner, method, pixels = adapting("rmt")
         student = learner.student
-        net, texts = student.net, student.captions()
-        old = method.teacher.scale * student.logits(pixels, method.teacher)
+        net, texts = student.backbone, student.encode_captions()
+        old = method.teacher.logit_scale * student.logits(pixels, method.teacher)
         images = net.encode_image(pixels)
         moved = net.encode_image(augment(pixels, student.rng("rmt")))
         agree = sum(
-            symmetric_cross_entropy(net.scale * x @ texts.T, old).mean() for x in (images, moved)
+            symmetric_cross_entropy(net.logit_scale * x @ texts.T, old).mean()
+            for x in (images, moved)
         )
         known = normalize(torch.stack(list(method.prototypes.values())))
         raw = torch.stack(list(method.prototypes.values()))
         nearest = raw[(images @ known.T).argmax(1)]
-        project = within(net, Projector)
+        project = find_wrapper(net, Projector)
         views = project(torch.stack([nearest, images, moved]))
         by_hand = agree / 2 + supervised_contrastive_loss(views, 0.1)
         assert method.stream_loss(student, pixels).loss.item() == pytest.approx(by_hand.item())
@@ -100,10 +101,10 @@ class TestRMT:
 
     def test_the_teacher_follows_slowly(self, adapting) -> None:
         learner, method, pixels = adapting("rmt", options={"momentum": 0.9})
-        student, name = learner.student, next(iter(learner.student.net.first_mlp()))
+        student, name = learner.student, next(iter(learner.student.backbone.first_mlp_weights()))
         before = method.teacher.weights()[name].clone()
         learner.adapt(pixels)
-        now = student.net.weights()[name]
+        now = student.backbone.weights()[name]
         mask = student.selection.mask[name]
         expected = torch.where(mask, 0.9 * before + 0.1 * now, before)
         torch.testing.assert_close(method.teacher.weights()[name], expected.detach())
@@ -139,9 +140,9 @@ class TestCoTTA:
 
     def test_restored_entries_are_where_the_lessons_ended(self, adapting) -> None:
         learner, method, pixels = adapting("cotta", options={"restore": 1.0})
-        ended = {n: w.detach().clone() for n, w in learner.student.net.weights().items()}
+        ended = {n: w.detach().clone() for n, w in learner.student.backbone.weights().items()}
         learner.adapt(pixels)
-        now = learner.student.net.weights()
+        now = learner.student.backbone.weights()
         assert all(torch.equal(now[n], w) for n, w in ended.items())
         teacher = method.teacher.weights()
         assert any(not torch.equal(teacher[n], w) for n, w in ended.items())  # it did move once
@@ -153,9 +154,11 @@ class TestCoTTA:
         assert torch.equal(method.teachers_mean(student, pixels), plain)
         learner, method, pixels = adapting("cotta", options={"unsure": 1.0, "views": 3})
         student, generator = learner.student, learner.student.rng("cotta")
-        texts = student.captions(method.teacher)
+        texts = student.encode_captions(method.teacher)
         views = [
-            method.teacher.scale * method.teacher.encode_image(augment(pixels, generator)) @ texts.T
+            method.teacher.logit_scale
+            * method.teacher.encode_image(augment(pixels, generator))
+            @ texts.T
             for _ in range(3)
         ]
         by_hand = sum(views) / 3
@@ -237,9 +240,9 @@ class TestEcoTTA:
         learner = Learner(settings.learner(), tiny)
         before = {n: w.detach().clone() for n, w in tiny.weights().items()}
         stream = open_stream(settings, tiny)
-        lessons = list(learner.lessons(stream.session(0)))
+        lessons = list(learner.training_steps(stream.session(0)))
         assert len(lessons) == 3  # one pass
-        meta = within(learner.student.net, Meta)
+        meta = find_wrapper(learner.student.backbone, Meta)
         assert meta.extra["ecotta.0.up"].any()
         warm = meta.extra["ecotta.0.up"].detach().clone()
         learner.adapt(stream.session(0).unlabelled.read(range(8)))
@@ -261,7 +264,7 @@ class TestPSMT:
         """After FLYP some words' embeddings have none: more than the share that goes back."""
         learner, _, pixels = adapting("psmt", "flyp")
         learner.adapt(pixels)
-        grads = {n: g.square() for n, g in learner.student.gradients().items()}
+        grads = {n: g.square() for n, g in learner.student.last_gradients().items()}
         none = sum(int((g == 0).sum()) for g in grads.values())
         total = sum(g.numel() for g in grads.values())
         assert none / total > 0.03
@@ -272,8 +275,8 @@ class TestPSMT:
         learner, method, pixels = adapting("psmt", options={"restore": 0.5})
         source = {n: w.clone() for n, w in method.source.items()}
         learner.adapt(pixels)
-        student, teacher = learner.student.net.weights(), method.teacher.weights()
-        grads = {n: g.square() for n, g in learner.student.gradients().items()}
+        student, teacher = learner.student.backbone.weights(), method.teacher.weights()
+        grads = {n: g.square() for n, g in learner.student.last_gradients().items()}
         where = least(grads, learner.student.selection.mask, 0.5)
         back = moved = 0
         for name, hit in where.items():
@@ -287,7 +290,7 @@ class TestPSMT:
         learner, method, pixels = adapting("psmt", options={"restore": 0.0})
         learner.adapt(pixels)
         student = learner.student
-        weights = student.net.weights()
+        weights = student.backbone.weights()
         penalty = sum(
             float((f * (weights[n] - method.source[n]).detach() ** 2).sum())
             for n, f in method.fisher.items()

@@ -41,7 +41,7 @@ class Session:
     train: Labelled
     unlabelled: Unlabelled
 
-    def taught(self, otherwise: str) -> None:
+    def check_images(self, otherwise: str) -> None:
         """Make sure that every class has a picture, or say what is missing without one."""
         known = {self.classes[label] for label in self.train.labels}
         missing = next((name for name in self.classes if name not in known), None)

@@ -20,8 +20,15 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from dosapp.backbones.base import Begun, Captions, Insert, Pixels
-from dosapp.backbones.tower import Tokens, attention, block, compiled, recomputed, walk
+from dosapp.backbones.base import Captions, Pixels, TowerHooks, TrunkOutput
+from dosapp.backbones.tower import (
+    Tokens,
+    apply_attention,
+    apply_block,
+    checkpointed,
+    compile_block,
+    run_blocks,
+)
 from dosapp.errors import InputError, unknown_name
 from dosapp.runtime.devices import resolve_device
 from dosapp.runtime.process_memory import retain_freed_memory
@@ -41,11 +48,11 @@ KNOWN = {
 TRUNK = re.compile(
     r"(vision|text)_model\.(embeddings|pre_layrnorm|encoder\.layers\.0\.(self_attn|layer_norm1))\."
 )
-PAYS = 4  # captions from which on a common beginning is read once
+MIN_SHARED_CAPTIONS = 4  # captions from which on a common beginning is read once
 TINY = Path(__file__).parent / "tiny"
 
 # What of a config changes an answer; the rest (library version, initialisation) does not.
-COMPUTES = (
+BEHAVIOUR_FIELDS = (
     "hidden_act",
     "layer_norm_eps",
     "num_attention_heads",
@@ -57,7 +64,7 @@ COMPUTES = (
 MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 
-def transformers() -> Any:
+def import_transformers() -> Any:
     """The library, or one sentence about why it cannot be imported."""
     try:
         import transformers as library
@@ -71,7 +78,7 @@ def transformers() -> Any:
     return library
 
 
-def in_precision(encode: Callable[P, T]) -> Callable[P, T]:
+def use_precision(encode: Callable[P, T]) -> Callable[P, T]:
     """Products in the backbone's precision."""
 
     @wraps(encode)
@@ -79,13 +86,13 @@ def in_precision(encode: Callable[P, T]) -> Callable[P, T]:
         net: Any = args[0]
         if net._precision is torch.float32:
             return encode(*args, **more)
-        with torch.autocast(net.scale.device.type, net._precision):
+        with torch.autocast(net.logit_scale.device.type, net._precision):
             return encode(*args, **more)
 
     return wrapped
 
 
-class Clip:
+class CLIPBackbone:
     """A `CLIPModel`, its tokenizer and the way its pictures are prepared."""
 
     def __init__(
@@ -95,97 +102,102 @@ class Clip:
         self.processing = dict(processing)
         self.revision = 0
         vision = model.config.vision_config
-        self.pixels: int = vision.image_size
-        self.width: int = vision.hidden_size
-        self.blocks: int = vision.num_hidden_layers
-        self.features: int = model.config.projection_dim
+        self.image_size: int = vision.image_size
+        self.hidden_size: int = vision.hidden_size
+        self.num_blocks: int = vision.num_hidden_layers
+        self.embed_dim: int = model.config.projection_dim
         self._mean = torch.tensor(self.processing["image_mean"]).view(3, 1, 1)
         self._std = torch.tensor(self.processing["image_std"]).view(3, 1, 1)
         self._ids: dict[str, list[int]] = {}
-        self._precision, self._microbatch, self._through = torch.float32, 0, block
+        self._precision, self._microbatch, self._through = torch.float32, 0, apply_block
 
-    def compute(self, settings: LearnerSettings) -> None:
+    def configure(self, settings: LearnerSettings) -> None:
         where = resolve_device(settings.device)
         if where.type == "cpu":
             retain_freed_memory()
         self.model.to(where)
         self._precision = getattr(torch, settings.precision)
         self._microbatch = settings.microbatch
-        through = compiled(block) if settings.compile else block
-        self._through = recomputed(through) if settings.checkpointing else through
+        through = compile_block(apply_block) if settings.compile else apply_block
+        self._through = checkpointed(through) if settings.checkpointing else through
 
     # Features
 
     @property
-    def scale(self) -> Tensor:
+    def logit_scale(self) -> Tensor:
         scale: Tensor = self.model.logit_scale.exp()
         return scale
 
-    def encode_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
-        return self.project_image(self.pool_image(pixels, insert))
+    def encode_image(self, pixels: Pixels, hooks: TowerHooks | None = None) -> Tensor:
+        return self.project_image(self.pool_image(pixels, hooks))
 
-    def pool_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
+    def pool_image(self, pixels: Pixels, hooks: TowerHooks | None = None) -> Tensor:
         """In microbatches, each of which is computed again in the backward: the gradient of the
         whole batch's loss, which sums of losses of parts would not have. What a method inserts is
         made for the whole batch, and goes through with it."""
         size = self._microbatch
-        if not size or insert is not None or len(pixels) <= size:
-            return self._pool_image(pixels, insert)
+        if not size or hooks is not None or len(pixels) <= size:
+            return self._pool_image(pixels, hooks)
         parts = [pixels[first : first + size] for first in range(0, len(pixels), size)]
-        return torch.cat([recomputed(self._pool_image)(part) for part in parts])
+        return torch.cat([checkpointed(self._pool_image)(part) for part in parts])
 
-    @in_precision
-    def _pool_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
+    @use_precision
+    def _pool_image(self, pixels: Pixels, hooks: TowerHooks | None = None) -> Tensor:
         vision = self.model.vision_model
-        if isinstance(pixels, Begun) and insert is None:
+        if isinstance(pixels, TrunkOutput) and hooks is None:
             tokens = pixels.tokens
         else:
-            tokens = self._patches(pixels.given if isinstance(pixels, Begun) else pixels, insert)
-        read = walk(vision.encoder.layers, tokens, insert, self._through)
+            tokens = self._patches(
+                pixels.inputs if isinstance(pixels, TrunkOutput) else pixels, hooks
+            )
+        read = run_blocks(vision.encoder.layers, tokens, hooks, self._through)
         pooled: Tensor = vision.post_layernorm(read)
-        return pooled.to(self.scale)
+        return pooled.to(self.logit_scale)
 
-    def _patches(self, pixels: Tensor, insert: Insert | None = None) -> Tokens:
-        vision, pixels = self.model.vision_model, pixels.to(self.scale)
+    def _patches(self, pixels: Tensor, hooks: TowerHooks | None = None) -> Tokens:
+        vision, pixels = self.model.vision_model, pixels.to(self.logit_scale)
         mean, std = self._mean.to(pixels), self._std.to(pixels)
         rows = vision.embeddings((pixels - mean) / std)  # [B, 1 + patches, W]
-        if insert is not None and insert.prompts is not None:
-            rows = torch.cat([rows[:, :1], insert.prompts, rows[:, 1:]], dim=1)
+        if hooks is not None and hooks.prompts is not None:
+            rows = torch.cat([rows[:, :1], hooks.prompts, rows[:, 1:]], dim=1)
         first = rows.new_zeros(rows.shape[0], dtype=torch.long)  # (an exporter follows shapes only)
         return Tokens(vision.pre_layrnorm(rows), at=first)
 
-    @in_precision
+    @use_precision
     def project_image(self, pooled: Tensor) -> Tensor:
-        return normalize(self.model.visual_projection(pooled).to(self.scale), dim=-1)
+        return normalize(self.model.visual_projection(pooled).to(self.logit_scale), dim=-1)
 
-    @in_precision
+    @use_precision
     def encode_text(self, captions: Captions) -> Tensor:
         text = self.model.text_model
-        tokens = captions.tokens if isinstance(captions, Begun) else self._words(captions)
-        read = walk(text.encoder.layers, tokens, through=self._through)
+        tokens = captions.tokens if isinstance(captions, TrunkOutput) else self._words(captions)
+        read = run_blocks(text.encoder.layers, tokens, through=self._through)
         projected = self.model.text_projection(text.final_layer_norm(read))
-        return normalize(projected.to(self.scale), dim=-1)
+        return normalize(projected.to(self.logit_scale), dim=-1)
 
     def _words(self, captions: Sequence[str]) -> Tokens:
-        ids, text = self.tokens(captions).to(self.scale.device), self.model.text_model  # [C, L]
+        ids, text = (
+            self.tokens(captions).to(self.logit_scale.device),
+            self.model.text_model,
+        )  # [C, L]
         # The end token: the highest id where the config predates the explicit one (its value is 2).
         legacy = text.eos_token_id == 2
         end = (ids if legacy else (ids == text.eos_token_id).int()).argmax(dim=1)
         rows = text.embeddings(ids)  # [C, L, W]
         same = int((ids == ids[0]).all(dim=0).cumprod(dim=0).sum())  # words all begin with
-        common = min(same, int(end.min())) if len(ids) >= PAYS else 0
+        common = min(same, int(end.min())) if len(ids) >= MIN_SHARED_CAPTIONS else 0
         head = rows[:1, :common] if common else None
         return Tokens(rows[:, common:], end - common, head, causal=True)
 
-    @in_precision
-    def begin_image(self, pixels: Tensor) -> Begun[Tensor]:
+    @use_precision
+    def encode_image_trunk(self, pixels: Tensor) -> TrunkOutput[Tensor]:
         first = self.model.vision_model.encoder.layers[0]
-        return Begun(pixels, attention(first, self._patches(pixels)))
+        return TrunkOutput(pixels, apply_attention(first, self._patches(pixels)))
 
-    @in_precision
-    def begin_text(self, captions: Sequence[str]) -> Begun[Sequence[str]]:
+    @use_precision
+    def encode_text_trunk(self, captions: Sequence[str]) -> TrunkOutput[Sequence[str]]:
         first = self.model.text_model.encoder.layers[0]
-        return Begun(captions, attention(first, self._words(captions)))
+        return TrunkOutput(captions, apply_attention(first, self._words(captions)))
 
     def tokens(self, captions: Sequence[str]) -> Tensor:
         """Token ids cut to the longest caption in use: attention is causal and the feature is read
@@ -205,30 +217,30 @@ class Clip:
     def weights(self) -> dict[str, nn.Parameter]:
         return dict(self.model.named_parameters())
 
-    def trunk(self) -> dict[str, nn.Parameter]:
+    def trunk_weights(self) -> dict[str, nn.Parameter]:
         return {n: w for n, w in self.weights().items() if TRUNK.match(n)}
 
-    def towers(self) -> dict[str, nn.Parameter]:
+    def tower_weights(self) -> dict[str, nn.Parameter]:
         return self.weights()
 
-    def matrices(self) -> dict[str, nn.Parameter]:
+    def linear_weights(self) -> dict[str, nn.Parameter]:
         ends = ("_proj.weight", ".fc1.weight", ".fc2.weight")
         return {n: w for n, w in self.weights().items() if ".layers." in n and n.endswith(ends)}
 
-    def projections(self) -> dict[str, nn.Parameter]:
+    def projection_weights(self) -> dict[str, nn.Parameter]:
         return {n: w for n, w in self.weights().items() if n.endswith("_projection.weight")}
 
-    def first_mlp(self) -> dict[str, nn.Parameter]:
+    def first_mlp_weights(self) -> dict[str, nn.Parameter]:
         return {n: w for n, w in self.weights().items() if n.endswith(".mlp.fc1.weight")}
 
-    def beside_first_mlp(self) -> dict[str, nn.Parameter]:
+    def spu_extra_weights(self) -> dict[str, nn.Parameter]:
         return {
             name: weight
             for name, weight in self.weights().items()
             if name.endswith(".mlp.fc1.bias") or name == "visual_projection.weight"
         }
 
-    def image_norms(self) -> dict[str, nn.Parameter]:
+    def image_norm_weights(self) -> dict[str, nn.Parameter]:
         norms = [
             name
             for name, module in self.model.vision_model.named_modules()
@@ -241,14 +253,14 @@ class Clip:
             for name in (f"vision_model.{norm}.weight", f"vision_model.{norm}.bias")
         }
 
-    def twin(self, own: Collection[str] = ()) -> "Clip":
+    def shared_copy(self, own: Collection[str] = ()) -> "CLIPBackbone":
         tensors = [*self.model.parameters(), *self.model.buffers()]
         other = copy.copy(self)
         other.model = copy.deepcopy(self.model, {id(tensor): tensor for tensor in tensors})
-        other.own(own)
+        other.materialize(own)
         return other
 
-    def own(self, names: Collection[str]) -> None:
+    def materialize(self, names: Collection[str]) -> None:
         for name in names:
             module, _, leaf = name.rpartition(".")
             holder = self.model.get_submodule(module)
@@ -262,8 +274,8 @@ class Clip:
             digest.update(weight.detach().cpu().contiguous().numpy().tobytes())
         config = self.model.config
         meaning = {
-            "vision": {k: getattr(config.vision_config, k, None) for k in COMPUTES},
-            "text": {k: getattr(config.text_config, k, None) for k in COMPUTES},
+            "vision": {k: getattr(config.vision_config, k, None) for k in BEHAVIOUR_FIELDS},
+            "text": {k: getattr(config.text_config, k, None) for k in BEHAVIOUR_FIELDS},
             "processing": self.processing,
             "tokens": self.tokens(["a photo of a red striped triangle."]).tolist(),
         }
@@ -277,7 +289,7 @@ class Clip:
         whole = {
             "image_processor_type": "CLIPImageProcessor",
             "do_center_crop": True,
-            "crop_size": {"height": self.pixels, "width": self.pixels},
+            "crop_size": {"height": self.image_size, "width": self.image_size},
             **self.processing,
         }
         text = json.dumps(whole, indent=2) + "\n"
@@ -288,7 +300,7 @@ class Clip:
     @property
     def preparation(self) -> str:
         said = {k: v for k, v in self.processing.items() if k in ("size", "resample")}
-        return json.dumps([self.pixels, said], sort_keys=True)
+        return json.dumps([self.image_size, said], sort_keys=True)
 
     def picture(self, image: Image.Image) -> Tensor:
         """Shorter side to `size`, centre crop, RGB: the processor file's settings, with Pillow."""
@@ -305,16 +317,16 @@ class Clip:
         else:
             width, height = size["width"], size["height"]
         image = image.resize((width, height), resample)
-        crop = self.pixels
+        crop = self.image_size
         left, top = (width - crop) // 2, (height - crop) // 2
         image = image.crop((left, top, left + crop, top + crop))
         data = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
         return data.view(crop, crop, 3).permute(2, 0, 1).contiguous()
 
 
-def read_processing(where: str) -> dict[str, Any]:
+def read_preprocessing(where: str) -> dict[str, Any]:
     """Size, resampling, mean and std, from either of the files transformers has used for them."""
-    find = transformers().utils.cached_file
+    find = import_transformers().utils.cached_file
     try:
         found = json.loads(Path(find(where, "preprocessor_config.json")).read_text())
     except OSError:
@@ -329,7 +341,7 @@ def read_processing(where: str) -> dict[str, Any]:
     }
 
 
-def load(name: str) -> Clip:
+def load_backbone(name: str) -> CLIPBackbone:
     """A backbone by what people call it: `tiny`, `ViT-B-16`, a local folder, or a hub id."""
     source = KNOWN.get(name.replace("/", "-"), name)
     folder = TINY if name == "tiny" else Path(source)
@@ -345,12 +357,12 @@ def load(name: str) -> Clip:
             f"backbone folder '{name}' has no config.json; it must be a folder written by "
             "CLIPModel.save_pretrained with its tokenizer and processor"
         )
-    library = transformers()
+    library = import_transformers()
     where: str = str(folder) if local else source
     try:
         model = library.CLIPModel.from_pretrained(where, local_files_only=local)
         tokenizer = library.AutoTokenizer.from_pretrained(where, local_files_only=local)
-        processing = read_processing(where)
+        processing = read_preprocessing(where)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0][:160]
         raise InputError(
@@ -358,4 +370,4 @@ def load(name: str) -> Clip:
             f"{', '.join(KNOWN)} (needs the hub or its cache), or a folder written by "
             "save_pretrained with its tokenizer and preprocessor_config.json"
         ) from error
-    return Clip(model.float(), tokenizer, processing, name)
+    return CLIPBackbone(model.float(), tokenizer, processing, name)

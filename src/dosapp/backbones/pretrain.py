@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dosapp.backbones.clip import Clip, transformers
+from dosapp.backbones.clip import CLIPBackbone, import_transformers
 from dosapp.data.base import Prompts
 from dosapp.data.synthetic.shapes import SHAPES
 from dosapp.data.synthetic.signs import SIGNS
@@ -76,13 +76,13 @@ def tokenizer(vocabulary: int = 512) -> Any:
     bpe.post_processor = processors.TemplateProcessing(
         single="<start> $A <end>", special_tokens=[("<start>", 1), ("<end>", 3)]
     )
-    return transformers().PreTrainedTokenizerFast(
+    return import_transformers().PreTrainedTokenizerFast(
         tokenizer_object=bpe, pad_token="<pad>", bos_token="<start>", eos_token="<end>"
     )
 
 
-def untrained(seed: int) -> Clip:
-    library = transformers()
+def untrained(seed: int) -> CLIPBackbone:
+    library = import_transformers()
     words = tokenizer()
     # CLIPTextModel reads `eos_token_id == 2` as "the highest id ends the text", a habit of old
     # checkpoints; ours has its end token elsewhere, so it must not be 2.
@@ -90,7 +90,7 @@ def untrained(seed: int) -> Clip:
     text = TEXT | ids | {"vocab_size": len(words)}
     torch.manual_seed(seed)
     config = library.CLIPConfig(text_config=text, vision_config=VISION, projection_dim=96)
-    return Clip(library.CLIPModel(config), words, PROCESSING, "tiny")
+    return CLIPBackbone(library.CLIPModel(config), words, PROCESSING, "tiny")
 
 
 def pretrain(
@@ -102,7 +102,7 @@ def pretrain(
     signs: float = 0.2,
     seed: int = 0,
     watch: Watch = lambda step, loss: None,
-) -> Clip:
+) -> CLIPBackbone:
     """Train and write a folder that `--backbone` loads; `signs` is the second domain's share."""
     net = untrained(seed)
     generator, choice = torch.Generator().manual_seed(seed), random.Random(seed)
@@ -121,7 +121,7 @@ def pretrain(
         template = choice.choice(TEMPLATES)
         images = net.encode_image(pictures)
         texts = net.encode_text([template.format(name) for name in names])
-        loss = clip_loss(images, texts, net.scale.clamp(max=100))
+        loss = clip_loss(images, texts, net.logit_scale.clamp(max=100))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
@@ -132,7 +132,7 @@ def pretrain(
     return net
 
 
-def write(net: Clip, folder: Path) -> None:
+def write(net: CLIPBackbone, folder: Path) -> None:
     """A whole folder or none: written beside its place and moved there."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as beside:

@@ -7,11 +7,11 @@ from functools import cached_property
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone
-from dosapp.backbones.clip import load as load_backbone
+from dosapp.backbones.clip import load_backbone
 from dosapp.errors import InputError
 
 
-class Origin:
+class PretrainedBackbone:
     def __init__(self, name: str, fingerprint: str, net: Backbone | None = None) -> None:
         self.name, self.fingerprint, self._given = name, fingerprint, net
 

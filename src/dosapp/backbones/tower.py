@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from dosapp.backbones.base import Insert
+from dosapp.backbones.base import TowerHooks
 
 
 @dataclass(frozen=True)
@@ -39,30 +39,30 @@ class Tokens:
         return self.rows.gather(1, self.at[:, None, None].expand(-1, 1, self.rows.shape[2]))
 
 
-def block(layer: Any, tokens: Tokens, prefix: Tensor | None, ending: bool) -> Tokens:
+def apply_block(layer: Any, tokens: Tokens, prefix: Tensor | None, ending: bool) -> Tokens:
     if not tokens.attended:
-        tokens = attention(layer, tokens, prefix, ending)
-    return feed_forward(layer, tokens)
+        tokens = apply_attention(layer, tokens, prefix, ending)
+    return apply_mlp(layer, tokens)
 
 
-def walk(
+def run_blocks(
     layers: Sequence[nn.Module],
     tokens: Tokens,
-    insert: Insert | None = None,
-    through: Callable[[Any, Tokens, Tensor | None, bool], Tokens] = block,
+    hooks: TowerHooks | None = None,
+    through: Callable[[Any, Tokens, Tensor | None, bool], Tokens] = apply_block,
 ) -> Tensor:
     """The one place that goes through the blocks; what is read at the end `[B, W]`."""
-    insert, entered, last = insert or Insert(), tokens.rows, len(layers) - 1
+    hooks, entered, last = hooks or TowerHooks(), tokens.rows, len(layers) - 1
     for n, layer in enumerate(layers):
-        ending = n == last and n not in insert.joints
-        tokens = through(layer, tokens, insert.prefixes.get(n), ending)
-        if n in insert.joints:
-            entered = insert.joints[n](entered, tokens.rows)
+        ending = n == last and n not in hooks.block_hooks
+        tokens = through(layer, tokens, hooks.prefixes.get(n), ending)
+        if n in hooks.block_hooks:
+            entered = hooks.block_hooks[n](entered, tokens.rows)
             tokens = replace(tokens, rows=entered)
     return tokens.read().squeeze(1)
 
 
-def attention(
+def apply_attention(
     layer: Any, tokens: Tokens, prefix: Tensor | None = None, ending: bool = False
 ) -> Tokens:
     """A block's first half; `prefix [2, B, P, W]` has more keys and values. If it is `ending`, only
@@ -85,7 +85,7 @@ def attention(
     return replace(tokens, rows=rows, head=head, attended=True)
 
 
-def feed_forward(layer: Any, tokens: Tokens) -> Tokens:
+def apply_mlp(layer: Any, tokens: Tokens) -> Tokens:
     """Its second half."""
 
     def alone(x: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def _causal(rows: Tensor, before: int = 0) -> Tensor:
     return torch.cat([rows.new_zeros(length, before), ahead], dim=1)
 
 
-def compiled(function: Callable[..., Tokens]) -> Callable[..., Tokens]:
+def compile_block(function: Callable[..., Tokens]) -> Callable[..., Tokens]:
     """By torch.compile, or as it is, with a sentence, where that cannot be had."""
     try:
         with warnings.catch_warnings():
@@ -138,6 +138,6 @@ def compiled(function: Callable[..., Tokens]) -> Callable[..., Tokens]:
     return found
 
 
-def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+def checkpointed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Its activations are computed again in the backward instead of kept."""
     return partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)

@@ -1,6 +1,6 @@
 """Parameters beside a backbone (prompts, side networks), and two experts that answer as one.
 
-`Added` is a backbone around another. What it holds is trained, shared with twins, smoothed and
+`BackboneWrapper` is a backbone around another. What it holds is trained, shared with twins, smoothed and
 saved like any other weight, so every method works with every addition.
 """
 
@@ -12,36 +12,40 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from dosapp.backbones.base import Backbone, Captions, Expert, Insert, Pixels, Weights
+from dosapp.backbones.base import Backbone, Captions, Expert, Pixels, TowerHooks, Weights
 from dosapp.settings import LearnerSettings
 
-A = TypeVar("A", bound="Added")
+A = TypeVar("A", bound="BackboneWrapper")
 
 
-class Added:
+class BackboneWrapper:
     """The inner backbone with more parameters. A subclass says what they do to a picture."""
 
     def __init__(self, inner: Backbone, extra: dict[str, Tensor]) -> None:
         self.inner = inner
-        device = inner.scale.device
+        device = inner.logit_scale.device
         self.extra = {n: nn.Parameter(t.to(device), requires_grad=False) for n, t in extra.items()}
-        self.name, self.pixels, self.revision = inner.name, inner.pixels, inner.revision
-        self.width, self.blocks, self.features = inner.width, inner.blocks, inner.features
+        self.name, self.image_size, self.revision = inner.name, inner.image_size, inner.revision
+        self.hidden_size, self.num_blocks, self.embed_dim = (
+            inner.hidden_size,
+            inner.num_blocks,
+            inner.embed_dim,
+        )
 
     @property
-    def scale(self) -> Tensor:
-        return self.inner.scale
+    def logit_scale(self) -> Tensor:
+        return self.inner.logit_scale
 
-    def compute(self, settings: LearnerSettings) -> None:
-        self.inner.compute(settings)
+    def configure(self, settings: LearnerSettings) -> None:
+        self.inner.configure(settings)
         for weight in self.extra.values():
-            weight.data = weight.data.to(self.inner.scale.device)
+            weight.data = weight.data.to(self.inner.logit_scale.device)
 
-    def encode_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
-        return self.project_image(self.pool_image(pixels, insert))
+    def encode_image(self, pixels: Pixels, hooks: TowerHooks | None = None) -> Tensor:
+        return self.project_image(self.pool_image(pixels, hooks))
 
-    def pool_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
-        return self.inner.pool_image(pixels, insert)
+    def pool_image(self, pixels: Pixels, hooks: TowerHooks | None = None) -> Tensor:
+        return self.inner.pool_image(pixels, hooks)
 
     def project_image(self, pooled: Tensor) -> Tensor:
         return self.inner.project_image(pooled)
@@ -49,45 +53,45 @@ class Added:
     def encode_text(self, captions: Captions) -> Tensor:
         return self.inner.encode_text(captions)
 
-    def begin_image(self, pixels: Tensor) -> Pixels:
-        return self.inner.begin_image(pixels)
+    def encode_image_trunk(self, pixels: Tensor) -> Pixels:
+        return self.inner.encode_image_trunk(pixels)
 
-    def begin_text(self, captions: Sequence[str]) -> Captions:
-        return self.inner.begin_text(captions)
+    def encode_text_trunk(self, captions: Sequence[str]) -> Captions:
+        return self.inner.encode_text_trunk(captions)
 
-    def trunk(self) -> Weights:
-        return self.inner.trunk()
+    def trunk_weights(self) -> Weights:
+        return self.inner.trunk_weights()
 
     def weights(self) -> Weights:
         return {**self.inner.weights(), **self.extra}
 
-    def towers(self) -> Weights:
-        return self.inner.towers()
+    def tower_weights(self) -> Weights:
+        return self.inner.tower_weights()
 
-    def matrices(self) -> Weights:
-        return self.inner.matrices()
+    def linear_weights(self) -> Weights:
+        return self.inner.linear_weights()
 
-    def first_mlp(self) -> Weights:
-        return self.inner.first_mlp()
+    def first_mlp_weights(self) -> Weights:
+        return self.inner.first_mlp_weights()
 
-    def beside_first_mlp(self) -> Weights:
-        return self.inner.beside_first_mlp()
+    def spu_extra_weights(self) -> Weights:
+        return self.inner.spu_extra_weights()
 
-    def projections(self) -> Weights:
-        return self.inner.projections()
+    def projection_weights(self) -> Weights:
+        return self.inner.projection_weights()
 
-    def image_norms(self) -> Weights:
-        return self.inner.image_norms()
+    def image_norm_weights(self) -> Weights:
+        return self.inner.image_norm_weights()
 
-    def twin(self: A, own: Collection[str] = ()) -> A:
+    def shared_copy(self: A, own: Collection[str] = ()) -> A:
         other = copy.copy(self)
-        other.inner = self.inner.twin([name for name in own if name not in self.extra])
+        other.inner = self.inner.shared_copy([name for name in own if name not in self.extra])
         other.extra = dict(self.extra)
         other._own_extra(own)
         return other
 
-    def own(self, names: Collection[str]) -> None:
-        self.inner.own([name for name in names if name not in self.extra])
+    def materialize(self, names: Collection[str]) -> None:
+        self.inner.materialize([name for name in names if name not in self.extra])
         self._own_extra(names)
 
     def _own_extra(self, names: Collection[str]) -> None:
@@ -106,9 +110,9 @@ class Added:
         return self.inner.fingerprint()
 
 
-def within(net: Backbone, kind: type[A]) -> A:
+def find_wrapper(net: Backbone, kind: type[A]) -> A:
     """The addition of this kind, however deep."""
-    while isinstance(net, Added):
+    while isinstance(net, BackboneWrapper):
         if isinstance(net, kind):
             return net
         net = net.inner
@@ -121,15 +125,15 @@ class Ensemble:
 
     def __init__(self, first: Expert, second: Expert) -> None:
         self.both = (first, second)
-        self.pixels = first.pixels
+        self.image_size = first.image_size
 
     @property
     def revision(self) -> int:
         return sum(expert.revision for expert in self.both)
 
     @property
-    def scale(self) -> Tensor:
-        return torch.stack([expert.scale for expert in self.both]).mean()
+    def logit_scale(self) -> Tensor:
+        return torch.stack([expert.logit_scale for expert in self.both]).mean()
 
     def encode_image(self, pixels: Tensor) -> Tensor:
         return torch.cat([e.encode_image(pixels) for e in self.both], dim=1) / 2**0.5

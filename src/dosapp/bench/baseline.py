@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from dosapp.backbones.clip import Clip
+from dosapp.backbones.clip import CLIPBackbone
 from dosapp.functional.losses import clip_loss
 from dosapp.functional.masks import Mask
 
@@ -23,7 +23,7 @@ ROOM = 77
 class Plain:
     def __init__(
         self,
-        net: Clip,
+        net: CLIPBackbone,
         *,
         lr: float,
         weight_decay: float,
@@ -35,13 +35,13 @@ class Plain:
         self.tokenizer, self.mean, self.std = net.tokenizer, net._mean, net._std
         self.lr, self.weight_decay = lr, weight_decay
         self.gamma, self.lam, self.delta = gamma, lam, delta
-        wanted = set(net.first_mlp())
+        wanted = set(net.first_mlp_weights())
         for name, weight in self.student.named_parameters():
             weight.requires_grad_(name in wanted)
         self.names = [n for n, _ in self.student.named_parameters() if n in wanted]
         self.teacher: Any = copy.deepcopy(self.student)
 
-    def meet(self, classes: Sequence[str]) -> None:
+    def add_classes(self, classes: Sequence[str]) -> None:
         room = min(ROOM, self.student.config.text_config.max_position_embeddings)
         ids = torch.tensor(self.tokenizer(classes)["input_ids"])
         pad = torch.zeros(len(ids), room - ids.shape[1], dtype=ids.dtype)

@@ -38,7 +38,7 @@ def exact() -> dict[str, float]:
     return _checked(
         {
             "losses": loss_gap,
-            "student": _apart(student.net, plain.student),
+            "student": _apart(student.backbone, plain.student),
             "teacher": _apart(method.teacher, plain.teacher),
         },
         EXACT,
@@ -53,8 +53,8 @@ def near(sides: Sides) -> dict[str, float]:
     student, method, plain = sides.student, sides.method, sides.plain
     other = dict(plain.teacher.named_parameters())
     with torch.no_grad():
-        shifted = {n: w.detach() * 1.01 for n, w in student.net.first_mlp().items()}
-        student.place(method.teacher, shifted)
+        shifted = {n: w.detach() * 1.01 for n, w in student.backbone.first_mlp_weights().items()}
+        student.load_copy(method.teacher, shifted)
         for name, weight in shifted.items():
             other[name].copy_(weight)
     guess = method.stream_loss(student, sides.pixels)
@@ -62,8 +62,8 @@ def near(sides: Sides) -> dict[str, float]:
     _, cosines = plain.guess(sides.pixels)
     loss = plain.loss(sides.pixels, guess.labels)
     theirs = dict(zip(plain.names, torch.autograd.grad(loss, plain.candidates()), strict=True))
-    weights = student.net.first_mlp()
-    (mine,) = student.gradients_of([guess.loss], weights)
+    weights = student.backbone.first_mlp_weights()
+    (mine,) = student.iter_gradients([guess.loss], weights)
     gaps = [((mine[n] - g).norm() / g.norm()).item() for n, g in theirs.items()]
     best = cosines.max(dim=1).values
     missed = best - cosines.gather(1, guess.labels[:, None]).squeeze(1)
@@ -73,7 +73,7 @@ def near(sides: Sides) -> dict[str, float]:
         "gradients": max(gaps),
     }
     with torch.no_grad():
-        student.catch_up(method.teacher)
+        student.sync_copy(method.teacher)
         for name, weight in weights.items():
             other[name].copy_(weight)
     return _checked(found, NEAR, "in float32")

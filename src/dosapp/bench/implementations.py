@@ -35,25 +35,25 @@ class Sides:
             other.model.double()
         self.student = Student(net, lr=lr, weight_decay=DECAY)
         self.method = DoSAPP()
-        self.method.start(self.student)
+        self.method.setup(self.student)
         self.plain = Plain(other, lr=lr, weight_decay=DECAY)
         self.masked(0)
 
     def masked(self, seed: int) -> None:
         """A session has chosen another tenth of the candidates."""
         generator = torch.Generator().manual_seed(seed)
-        weights = self.student.net.first_mlp()
+        weights = self.student.backbone.first_mlp_weights()
         scores = {n: torch.rand(w.shape, generator=generator) for n, w in weights.items()}
         self.mask: Mask = top_fraction(scores, SHARE)
-        self.student.choose(Selection(tuple(self.mask), self.mask))
+        self.student.select(Selection(tuple(self.mask), self.mask))
         self.plain.begin(self.mask)
 
     def sized(self, batch: int, classes: int) -> "Sides":
         names = [f"class {n}" for n in range(classes)]
         self.student.classes, self.student.prompts = [], {}
-        self.student.meet(names, PROMPTS)
-        self.plain.meet(names)
-        self.pixels = pictures(batch, self.student.net.pixels)
+        self.student.add_classes(names, PROMPTS)
+        self.plain.add_classes(names)
+        self.pixels = pictures(batch, self.student.backbone.image_size)
         self.labels = torch.arange(batch) % classes
         return self
 
@@ -79,7 +79,9 @@ class Sides:
     def selection(self) -> Mask:
         """One batch of the pass that scores the candidates, and the choice."""
         losses = (self.student.clip_loss(self.pixels, self.labels) for _ in range(1))
-        scores: Scores = self.student.scores(self.student.net.first_mlp(), losses)
+        scores: Scores = self.student.score_weights(
+            self.student.backbone.first_mlp_weights(), losses
+        )
         return top_fraction(scores, SHARE)
 
     def plain_selection(self) -> Mask:
@@ -91,7 +93,7 @@ class Sides:
         teacher, student = self.method.teacher, self.student
         teacher.revision += 1
         names = dict.fromkeys(student.classes, PROMPTS)
-        texts = [student.templates(teacher, names) for _ in range(2)]
+        texts = [student.class_embeddings(teacher, names) for _ in range(2)]
         found = [teacher.encode_image(self.pixels) @ text.T for text in texts]
         return torch.cat(found).argmax(dim=1)
 
@@ -102,7 +104,7 @@ class Sides:
     @torch.inference_mode()
     def bare(self) -> Tensor:
         """An image forward and nothing else."""
-        return self.student.net.encode_image(self.pixels)
+        return self.student.backbone.encode_image(self.pixels)
 
     # Bare forwards of the plain side's towers, by the library: what its own work is counted in
 
@@ -123,11 +125,11 @@ class Sides:
     # What is held beside one model, in bytes
 
     def held(self) -> int:
-        mine, theirs = self.student.net.weights(), self.method.teacher.weights()
-        entries, chosen = self.student._entries.values(), self.student.selection
+        mine, theirs = self.student.backbone.weights(), self.method.teacher.weights()
+        entries, chosen = self.student._parameters.values(), self.student.selection
         kept: list[Tensor | None] = [theirs[n] for n in theirs if theirs[n] is not mine[n]]
         kept += [t for e in entries for t in (e.values, e.values.grad, e.where)]
-        kept += [*self.student.optimizer_state().values(), *self.student._apart.values()]
+        kept += [*self.student.optimizer_state().values(), *self.student._differing.values()]
         kept += [*(chosen.mask or {}).values(), *(chosen.scores or {}).values()]
         largest = max(mine[n].numel() * mine[n].element_size() for n in chosen.names)
         return storages(kept) + largest  # one dense gradient is alive at a time
@@ -142,12 +144,12 @@ class Sides:
 
     def scored(self) -> int:
         """Scores of past sessions, one for each candidate: both sides need them for the union."""
-        return storages(self.student.net.first_mlp().values())
+        return storages(self.student.backbone.first_mlp_weights().values())
 
     def reduced(self) -> float:
         """Gradients that a step sends to other processes, as a share of all candidates."""
-        sent = sum(e.values.numel() for e in self.student._entries.values())
-        return sent / sum(w.numel() for w in self.student.net.first_mlp().values())
+        sent = sum(e.values.numel() for e in self.student._parameters.values())
+        return sent / sum(w.numel() for w in self.student.backbone.first_mlp_weights().values())
 
     def update_share(self, repeats: int) -> float:
         """The optimizer's part and the averaging, inside whole steps of the stream."""
@@ -183,7 +185,7 @@ def _stopwatch(student: Student) -> Iterator[list[float]]:
 
     assert student._optimizer is not None
     watched = [(student, "ema_update"), (student._optimizer, "step")]
-    watched += [(e, name) for e in student._entries.values() for name in ("gather", "scatter")]
+    watched += [(e, name) for e in student._parameters.values() for name in ("refresh", "scatter")]
     for owner, name in watched:
         setattr(owner, name, timed(getattr(owner, name)))
     try:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dosapp.backbones.clip import MEAN, STD, Clip, transformers
+from dosapp.backbones.clip import MEAN, STD, CLIPBackbone, import_transformers
 from dosapp.runtime.rng import torch_rng
 
 WORDS, LENGTH = 4, 12  # tokens every prompt begins with, after the start; tokens in all
@@ -57,8 +57,8 @@ def middle() -> dict[str, Any]:
 MODELS = {"ViT-B-16": vit_b_16, "middle": middle, "small": small}
 
 
-def random_clip(config: Mapping[str, Any], seed: int = 0) -> Clip:
-    library = transformers()
+def random_clip(config: Mapping[str, Any], seed: int = 0) -> CLIPBackbone:
+    library = import_transformers()
     made = library.CLIPConfig(**config)
     tokenizer = Tokenizer(made.text_config.vocab_size)
     made.text_config.eos_token_id = tokenizer.end
@@ -71,7 +71,7 @@ def random_clip(config: Mapping[str, Any], seed: int = 0) -> Clip:
         "image_mean": MEAN,
         "image_std": STD,
     }
-    return Clip(model, tokenizer, processing, "random")
+    return CLIPBackbone(model, tokenizer, processing, "random")
 
 
 def pictures(count: int, pixels: int, word: str = "pictures") -> Tensor:

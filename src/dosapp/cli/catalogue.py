@@ -29,12 +29,12 @@ def methods(
     chosen = {n: kind for n, kind in METHODS.items() if name in (None, n)}
     facts: dict[str, dict[str, Any]] = {
         n: {
-            "idea": kind.idea,
+            "idea": kind.summary,
             "reference": kind.reference,
             "phase": kind.phase,
             "stores_data": kind.stores_data,
             "abilities": None if kind.abilities is None else sorted(kind.abilities),
-            "settings": kind().settings(),
+            "settings": kind().hyperparameters(),
         }
         for n, kind in chosen.items()
     }

@@ -45,7 +45,7 @@ def history_list(folder: LearnerFolder, as_json: Json = False) -> None:
     """Every version: when, why, how many classes, how many bytes."""
     from dosapp.learner.learner import Learner
 
-    found = Learner.history_of(folder).versions()
+    found = Learner.open_history(folder).versions()
     if as_json:
         print(json.dumps([vars(version) for version in found], indent=1))
         return
@@ -63,7 +63,7 @@ def history_show(folder: LearnerFolder, number: Number, as_json: Json = False) -
     """One version, whole."""
     from dosapp.learner.learner import Learner
 
-    version = Learner.history_of(folder).version(number)
+    version = Learner.open_history(folder).version(number)
     if as_json:
         print(json.dumps(vars(version), indent=1))
         return
@@ -84,7 +84,7 @@ def history_diff(folder: LearnerFolder, first: From, second: From, as_json: Json
     """Which layers moved from one version to another, and how far."""
     from dosapp.learner.learner import Learner
 
-    found = Learner.history_of(folder).moved(first, second)
+    found = Learner.open_history(folder).diff(first, second)
     if as_json:
         print(json.dumps([vars(one) for one in found], indent=1))
         return
@@ -103,7 +103,7 @@ def history_rollback(folder: LearnerFolder, number: Number) -> None:
     """Go back to a version, as a new one on top: nothing is lost."""
     from dosapp.learner.learner import Learner
 
-    Learner.history_of(folder).version(number)  # before anything is touched
+    Learner.open_history(folder).version(number)  # before anything is touched
     made = Learner.rollback(folder, number).history(folder).versions()[-1]
     out.print(f"version {made.number} is what version {number} was")
 
@@ -117,9 +117,9 @@ def history_gc(
     from dosapp.learner.learner import Learner
     from dosapp.runtime.files import lock_folder
 
-    history = Learner.history_of(folder)
+    history = Learner.open_history(folder)
     with lock_folder(folder):
-        gone = history.forget(keep)
+        gone = history.prune(keep)
     out.print(f"{gone} version(s) dropped")
 
 

@@ -32,7 +32,7 @@ def load_dataset(
     """A generated set, one of the paper's, or the path of one's own; pictures at the backbone's
     size, decoded once for all runs."""
     if name in DOMAINS:
-        return DOMAINS[name].dataset(net.pixels, train=train or 40, test=test or 40)
+        return DOMAINS[name].dataset(net.image_size, train=train or 40, test=test or 40)
     if name in KNOWN:
         local = known_data(name, data_dir, net.picture) if data_dir else None
         return _decoded(local or hub_data(name, net.picture), net, skip_bad)

@@ -47,7 +47,7 @@ def drill(
     folder: Path, kills: int = 50, watch: Callable[[str], None] = lambda words: None
 ) -> dict[str, Any]:
     stream = small_learner(folder)
-    history = Learner.history_of(folder)
+    history = Learner.open_history(folder)
     images, seen, random = pictures(stream), Seen(), numpy_rng("crash")
     lost: list[str] = []
     unkept = 0
@@ -194,9 +194,9 @@ def _mixed(
     import torch
     from PIL import Image
 
-    learner = Learner.opened(folder)
+    learner = Learner.open(folder)
     history = learner.history(folder)
-    shown = learner.student.net.picture
+    shown = learner.student.backbone.picture
     pixels = torch.stack([shown(Image.open(io.BytesIO(data))) for data in images])
     found = []
     for version in sorted(seen.versions):

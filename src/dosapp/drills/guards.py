@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dosapp.backbones.clip import load
+from dosapp.backbones.clip import load_backbone
 from dosapp.experiments.plan import open_stream
 from dosapp.history.record import State
 from dosapp.learner.learner import Learner
@@ -73,7 +73,7 @@ class Stage:
     """A taught learner, and what may come to it."""
 
     def __init__(self, settings: RunSettings, watch: Callable[[str], None]) -> None:
-        self.settings, self.net = settings, load(settings.backbone)
+        self.settings, self.net = settings, load_backbone(settings.backbone)
         self.stream: Stream = open_stream(settings, self.net)
         self.learner = Learner(settings.learner())
         for t in range(len(self.stream.groups)):

@@ -68,7 +68,7 @@ def small_learner(folder: Path) -> Stream:
     """Ten shapes, taught quickly, in the folder; ten more that nobody has taught."""
     settings: RunSettings = RunSettings.checked(SMALL)
     learner = Learner(settings.learner())
-    stream = open_stream(settings, learner.student.net)
+    stream = open_stream(settings, learner.student.backbone)
     learner.learn(stream.session(0))
     learner.save(folder, "taught ten shapes")
     return stream

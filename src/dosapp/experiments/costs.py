@@ -98,7 +98,7 @@ def parts(planned: Plan, *, counted: bool = False) -> tuple[list[Part], float]:
     few = np.linspace(0, len(first.train) - 1, some).astype(np.int64)
     enough = -(-LOOK // (some // min(s.batch, some)))  # passes with so many steps in all
     learner = Learner(s.learner().model_copy(update={"epochs": enough}), planned.net)
-    lessons = learner.lessons(replace(first, train=first.train.only(few)))
+    lessons = learner.training_steps(replace(first, train=first.train.only(few)))
     lesson = _looked(lambda: next(lessons, None), s.epochs * passes, learner, counted)
     for _ in lessons:  # the stream begins when the session has ended
         pass
@@ -125,7 +125,7 @@ def _looked(step: Callable[[], object], steps: float, learner: Learner, counted:
     seconds = float(np.median(taken[1:]))
     if not counted:
         return Part(steps, seconds)
-    known, kept = set(map(_address, learner.student.net.weights().values())), {}
+    known, kept = set(map(_address, learner.student.backbone.weights().values())), {}
 
     def pack(tensor: Tensor) -> Tensor:
         if _address(tensor) not in known:
@@ -146,7 +146,7 @@ def _held(learner: Learner) -> float:
     """Bytes of weights, of what twins do not share, and of the optimizer and its gradients."""
     student = learner.student
     moments = student.optimizer_state().values()
-    nets = [student.net, *learner.method.twins().values()]
+    nets = [student.backbone, *learner.method.shared_copies().values()]
     weights = {_address(w): w for net in nets for w in net.weights().values()}
     return _bytes(weights.values()) + 1.5 * _bytes(moments)
 

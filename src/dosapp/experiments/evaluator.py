@@ -54,7 +54,7 @@ class Exam:
 
     def distance(self) -> float:
         """‖θ^T - θ^S‖ over the weights in which experts differ from the student."""
-        mine = self.learner.student.net.weights()
+        mine = self.learner.student.backbone.weights()
         total = 0.0
         for expert in self.experts().values():
             for name, theirs in expert.weights().items():

@@ -8,12 +8,12 @@ from typing import Any
 import yaml
 
 from dosapp.backbones.base import Backbone
-from dosapp.backbones.clip import load as load_backbone
+from dosapp.backbones.clip import load_backbone
 from dosapp.data.base import Dataset, Prompts
 from dosapp.data.registry import load_dataset
 from dosapp.errors import InputError
 from dosapp.methods.base import Method
-from dosapp.methods.registry import build, named
+from dosapp.methods.registry import build_method, get_method
 from dosapp.scenario import Stream, concat, split
 from dosapp.settings import RunSettings, key_of, named_options, read_yaml
 
@@ -99,7 +99,7 @@ def title(method: str) -> str:
         "spu-released": "SPU as released",
         "dss-style": "DSS-style",
     }
-    return special.get(method, named(method).__name__)
+    return special.get(method, get_method(method).__name__)
 
 
 def label(settings: RunSettings) -> str:
@@ -137,7 +137,7 @@ class Plan:
 def plan(settings: RunSettings) -> Plan:
     settings = settings.resolved()
     net = load_backbone(settings.backbone)
-    method = build(settings.method, settings.adapt, settings.options)
+    method = build_method(settings.method, settings.adapt, settings.options)
     stream = open_stream(settings, net)
     if method.joint:
         stream = stream.joint()
@@ -162,7 +162,7 @@ def identity(
         "meaning": MEANING,
         "method": s.method,
         "adapt": s.adapt,
-        "options": _on(method.settings()),
+        "options": _on(method.hyperparameters()),
         "learning": [s.rate, s.weight_decay, s.epochs, s.batch, s.stream_batch, s.memory, s.seed],
         "stream": stream.hash,
         "backbone": net.fingerprint(),

@@ -147,7 +147,7 @@ class Experiment:
     def finish(self) -> Result:
         sessions = len(self.stream.groups)
         if not self._resumed():
-            self.learner.describe(self.folder / "learner")
+            self.learner.write_description(self.folder / "learner")
             self._before_all()
         progress = self.progress
         self.watch.begin(label(self.settings), sessions)
@@ -168,7 +168,7 @@ class Experiment:
             state, working = self.history.resume()
         except CorruptRecordError as error:
             warnings.warn(f"{error}; the run begins again", stacklevel=2)
-            self.history.begin_again()
+            self.history.reset()
             return False
         self.learner.restore(state, working)
         self.progress = Progress(**working.facts["progress"])
@@ -179,7 +179,7 @@ class Experiment:
         if progress.done == 0:
             self._look_ahead(t)
         step = progress.done
-        lessons = self.learner.lessons(session, progress.done)
+        lessons = self.learner.training_steps(session, progress.done)
         while True:
             with self._timed("lessons", t):
                 lesson = next(lessons, None)
@@ -229,7 +229,7 @@ class Experiment:
         self._checkpoint()
 
     def _checkpoint(self) -> None:
-        working = self.learner.working()
+        working = self.learner.working_state()
         working.facts["progress"] = asdict(self.progress)
         self.history.checkpoint(self.learner.state(), working)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from dosapp.backbones.clip import load as load_backbone
+from dosapp.backbones.clip import load_backbone
 from dosapp.data.images import Labelled
 from dosapp.errors import InputError
 from dosapp.experiments.evaluator import LOOK

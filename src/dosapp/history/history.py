@@ -42,7 +42,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Moved:
+class TensorDiff:
     """How far a tensor is from where it was."""
 
     name: str  # role/weight
@@ -52,7 +52,7 @@ class Moved:
     largest: float  # of an entry
 
 
-def moved(new: State, old: State, base: BaseTensors) -> list[Moved]:
+def diff_states(new: State, old: State, base: BaseTensors) -> list[TensorDiff]:
     """What differs between two states, the farthest first."""
     found = []
     for name in {**new.tensors, **old.tensors}:
@@ -66,11 +66,11 @@ def moved(new: State, old: State, base: BaseTensors) -> list[Moved]:
         if where.any():
             gap = (now.double() - then.double())[where]
             size = float(gap.norm()), float(gap.abs().max())
-            found.append(Moved(name, int(where.sum()), now.numel(), *size))
+            found.append(TensorDiff(name, int(where.sum()), now.numel(), *size))
     return sorted(found, key=lambda one: -one.distance)
 
 
-class Replayed(NamedTuple):
+class VersionTensors(NamedTuple):
     """A version, put together from all before it; 0 is before anything was learned."""
 
     number: int
@@ -83,9 +83,9 @@ class History:
 
     def __init__(self, folder: Path, base: BaseTensors) -> None:
         self.folder, self._base = folder, base
-        self._head: Replayed | None = None
-        self._known = Replayed(0, "", {})  # what was replayed last
-        self.torn = False  # something after the head cannot be read
+        self._head: VersionTensors | None = None
+        self._known = VersionTensors(0, "", {})  # what was replayed last
+        self.has_corrupt_tail = False  # something after the head cannot be read
 
     def exists(self) -> bool:
         """Whether anything was ever written here, even if its checkpoint is gone."""
@@ -103,7 +103,7 @@ class History:
     def commit(self, state: State, reason: str, seen: Mapping[str, Any] | None = None) -> int:
         """Add a version; a checkpoint must follow to acknowledge it."""
         number, parent, tensors = self._at_head()
-        self._set_aside()
+        self._quarantine()
         record = State(
             compute_delta(state.tensors, tensors, self._base),
             {
@@ -118,13 +118,13 @@ class History:
         )
         total = write_record(self._file(number + 1), record)
         tensors = {k: t.clone() for k, t in state.tensors.items()}
-        self._head = Replayed(number + 1, total, tensors)
+        self._head = VersionTensors(number + 1, total, tensors)
         return number + 1
 
     def checkpoint(self, state: State, working: State) -> None:
         """Replace the working checkpoint."""
         number, parent, tensors = self._at_head()
-        self._set_aside()
+        self._quarantine()
         changed = compute_delta(state.tensors, tensors, self._base)
         record = State(
             {f"state/{k}": t for k, t in changed.items()}
@@ -148,7 +148,7 @@ class History:
     def resume(self) -> tuple[State, State]:
         """The state and the working part, exactly as they were at the last checkpoint."""
         record, _ = self._read(self._working)
-        head = self._replayed(record.facts["version"])
+        head = self._reconstruct(record.facts["version"])
         if head.checksum != record.facts["checksum"]:
             raise CorruptRecordError(
                 f"'{self._working}' stands on a version {head.number} that has been replaced"
@@ -158,33 +158,33 @@ class History:
         working = select_prefix("working/", record.tensors)
         return State(now, record.facts["state"]), State(working, record.facts["working"])
 
-    def rescue(self) -> tuple[int, State] | None:
+    def recover(self) -> tuple[int, State] | None:
         """The newest version that can be read with all before it, and its number, when the head
         cannot be. What comes after it is set aside by whoever writes next, never deleted."""
         number = self._first() - 1
         while True:
             try:
-                self._replayed(number + 1)
+                self._reconstruct(number + 1)
                 number += 1
             except InputError:
                 break
         if number < self._first():
             return None
-        self._head, self.torn = self._replayed(number), True
+        self._head, self.has_corrupt_tail = self._reconstruct(number), True
         return number, State(self._head.tensors, dict(self._described(number).facts))
 
-    def begin_again(self) -> None:
+    def reset(self) -> None:
         """For whoever cannot go on without the checkpoint: all versions are set aside."""
-        self._head, self.torn = Replayed(0, "", {}), True
-        self._set_aside()
+        self._head, self.has_corrupt_tail = VersionTensors(0, "", {}), True
+        self._quarantine()
 
-    def _set_aside(self) -> None:
-        if self.torn and self._head is not None:
+    def _quarantine(self) -> None:
+        if self.has_corrupt_tail and self._head is not None:
             for number in self._files():
                 if number > self._head.number:
                     path = self._file(number)
                     path.replace(path.with_name(path.name + ".damaged"))
-            self.torn = False
+            self.has_corrupt_tail = False
 
     @property
     def head(self) -> int:
@@ -207,7 +207,7 @@ class History:
     def at(self, number: int) -> State:
         """The state of one version."""
         self._check_known(number)
-        return State(self._replayed(number).tensors, dict(self._described(number).facts))
+        return State(self._reconstruct(number).tensors, dict(self._described(number).facts))
 
     def versions(self) -> list[Version]:
         """Up to the first that is torn, from their headers; their tensors are checked when they
@@ -263,14 +263,14 @@ class History:
             there = f"{known[0]} to {known[-1]}" if known else "none"
             raise InputError(f"'{self.folder}' has no version {number}; it has {there}")
 
-    def moved(self, first: int, second: int) -> list[Moved]:
+    def diff(self, first: int, second: int) -> list[TensorDiff]:
         """From one version to another; 0 is before anything was learned."""
         old, new = (self.at(number) if number else State() for number in (first, second))
-        return moved(new, old, self._base)
+        return diff_states(new, old, self._base)
 
     # Forgetting
 
-    def forget(self, keep: int) -> int:
+    def prune(self, keep: int) -> int:
         """Drop all but the last versions: the oldest that stays takes in what came before it.
 
         It is written first, under its old checksum's name, so that its children still follow it.
@@ -279,7 +279,7 @@ class History:
         numbers = self._numbers()
         first = numbers[-max(1, keep) :][0] if numbers else 0
         if first > self._first():
-            whole = self._replayed(first)
+            whole = self._reconstruct(first)
             record, _ = self._read(self._file(first))
             facts = {**record.facts, "parent": "", "stands_for": whole.checksum}
             write_record(
@@ -290,32 +290,32 @@ class History:
             self._file(number).unlink()
         return len(gone)
 
-    def _at_head(self) -> Replayed:
+    def _at_head(self) -> VersionTensors:
         if self._head is None:
-            self._sweep()
+            self._remove_temporary_files()
             if not self.exists():
-                self._head = Replayed(0, "", {})
+                self._head = VersionTensors(0, "", {})
                 return self._head
             try:
                 self.resume()
             except CorruptRecordError:
-                if self.rescue() is None:
+                if self.recover() is None:
                     raise
         assert self._head is not None
         return self._head
 
-    def _sweep(self) -> None:
+    def _remove_temporary_files(self) -> None:
         """Away with what a killed writer left half-written: there is one writer at a time."""
         left = [*self.folder.glob(".*.safetensors.*")]
         for path in [*left, *(self.folder / "versions").glob(".*.safetensors.*")]:
             path.unlink()
 
-    def _replayed(self, number: int) -> Replayed:
+    def _reconstruct(self, number: int) -> VersionTensors:
         """Base and versions 1 … `number`, each checked against its child's idea of it. What was
         replayed last is not read again, unless somebody has put another in its place."""
         first = self._first()
         if not first <= self._known.number <= number or self._replaced(self._known):
-            self._known = Replayed(first - 1, "", {})
+            self._known = VersionTensors(first - 1, "", {})
         known, parent, tensors = self._known
         for n in range(known + 1, number + 1):
             record, total = self._read(self._file(n))
@@ -323,10 +323,10 @@ class History:
                 raise CorruptRecordError(f"'{self._file(n)}' does not follow the version before it")
             tensors = apply_delta(record.tensors, tensors, self._base)
             parent = _name(record.facts, total)
-        self._known = Replayed(number, parent, tensors)
+        self._known = VersionTensors(number, parent, tensors)
         return self._known
 
-    def _replaced(self, known: Replayed) -> bool:
+    def _replaced(self, known: VersionTensors) -> bool:
         """By a writer that has rescued what was before it."""
         return _name(*self._facts(self._file(known.number))) != known.checksum
 

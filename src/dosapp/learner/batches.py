@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dosapp.data.images import Labelled
-from dosapp.learner.replay import Memory
+from dosapp.learner.replay import ReplayBuffer
 from dosapp.methods.base import Batch
 from dosapp.runtime.devices import to_device
 from dosapp.runtime.rng import numpy_rng
@@ -16,7 +16,7 @@ from dosapp.settings import LearnerSettings
 
 
 @dataclass(frozen=True)
-class Pass:
+class EpochBatches:
     """A pass over lessons, whose pictures are read when their turn comes."""
 
     rows: Sequence[np.ndarray]
@@ -29,7 +29,7 @@ class Pass:
         return map(self.read, self.rows)
 
 
-class Timetable:
+class SessionBatches:
     """The batches of one session; `number` sessions came before it."""
 
     def __init__(
@@ -38,17 +38,17 @@ class Timetable:
         labels: Tensor,  # [N], positions in the student's classes
         settings: LearnerSettings,
         number: int,
-        memory: Memory,
+        memory: ReplayBuffer,
         device: torch.device,
     ) -> None:
         self.train, self.labels, self.number = train, labels, number
-        self.seed, self.memory, self.device = settings.seed, memory, device
+        self.seed, self.replay_buffer, self.device = settings.seed, memory, device
         self.size = min(settings.batch, len(train))
         self.per_epoch = len(train) // self.size  # the last, smaller batch is left out
 
-    def epoch(self, n: int) -> Pass:
+    def epoch(self, n: int) -> EpochBatches:
         """New pictures only, for whoever wants to look at them all."""
-        return Pass(self._order(n), lambda rows: self._placed(self._read(rows)))
+        return EpochBatches(self._order(n), lambda rows: self._placed(self._read(rows)))
 
     def read(self, step: int) -> Batch:
         """The new pictures of a step, where they are; a thread may do this ahead of it."""
@@ -58,7 +58,7 @@ class Timetable:
     def complete(self, batch: Batch, step: int) -> Batch:
         """What was read, on the device and joined by as many pictures of the memory."""
         batch = self._placed(batch)
-        old = self.memory.draw(len(batch.labels), self.number, step)
+        old = self.replay_buffer.draw(len(batch.labels), self.number, step)
         if old is None:
             return batch
         again = (*old, torch.ones(len(old[1]), dtype=torch.bool))

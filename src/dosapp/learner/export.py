@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dosapp.backbones.base import Expert
-from dosapp.backbones.clip import Clip
+from dosapp.backbones.clip import CLIPBackbone
 from dosapp.errors import InputError, unknown_name
 from dosapp.learner.learner import Learner
 
@@ -32,7 +32,7 @@ def export(learner: Learner, folder: Path, kind: str = "pretrained") -> None:
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"'{folder}' is not empty; export to a new folder")
     name, expert = next(iter(learner.method.experts(learner.student).items()))
-    if not isinstance(expert, Clip):
+    if not isinstance(expert, CLIPBackbone):
         raise InputError(
             f"what answers here is {name}, which is more than one plain CLIP model; "
             "only learners whose student or teacher answers alone can be exported"
@@ -41,7 +41,7 @@ def export(learner: Learner, folder: Path, kind: str = "pretrained") -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         made = Path(scratch) / "made"
         made.mkdir()
-        (Clip.save if kind == "pretrained" else _onnx)(expert, made)
+        (CLIPBackbone.save if kind == "pretrained" else _onnx)(expert, made)
         _classes(learner, expert, made)
         if folder.exists():
             folder.rmdir()
@@ -54,17 +54,17 @@ def _classes(learner: Learner, expert: Expert, folder: Path) -> None:
     words = {
         "classes": learner.classes,
         "templates": {name: list(prompts.evaluate) for name, prompts in known.items()},
-        "scale": float(expert.scale.detach()),
+        "scale": float(expert.logit_scale.detach()),
     }
     (folder / "classes.json").write_text(json.dumps(words, indent=1, ensure_ascii=False))
-    features = learner.student.templates(expert, known)
+    features = learner.student.class_embeddings(expert, known)
     save_file({"features": features.contiguous()}, folder / "classes.safetensors")
 
 
 class _Image(nn.Module):
     """Pictures in [0, 1] → unit features; the rest is a matrix product with the classes'."""
 
-    def __init__(self, expert: Clip) -> None:
+    def __init__(self, expert: CLIPBackbone) -> None:
         super().__init__()
         self.model, self.expert = expert.model, expert
 
@@ -72,7 +72,7 @@ class _Image(nn.Module):
         return self.expert.encode_image(pixels)
 
 
-def _onnx(expert: Clip, folder: Path) -> None:
+def _onnx(expert: CLIPBackbone, folder: Path) -> None:
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -80,7 +80,7 @@ def _onnx(expert: Clip, folder: Path) -> None:
         raise InputError(
             f"an ONNX export needs {error.name}; pip install 'dosapp[onnx]'"
         ) from error
-    pixels = torch.rand(2, 3, expert.pixels, expert.pixels)
+    pixels = torch.rand(2, 3, expert.image_size, expert.image_size)
     # The exporter misses torchvision, which we do without.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings():

@@ -13,20 +13,20 @@ from PIL import Image
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone, Expert
-from dosapp.backbones.clip import load as load_backbone
-from dosapp.backbones.pretrained import Origin
-from dosapp.backbones.sharded import Shared
+from dosapp.backbones.clip import load_backbone
+from dosapp.backbones.pretrained import PretrainedBackbone
+from dosapp.backbones.sharded import ShardedBackbone
 from dosapp.data.base import Prompts, check_class_names
 from dosapp.data.prefetch import ahead
 from dosapp.errors import InputError, unknown_name
 from dosapp.functional.named_tensors import select_prefix
 from dosapp.history.history import History
 from dosapp.history.record import State, checksum
-from dosapp.learner.batches import Timetable
-from dosapp.learner.mitigations import Caution
-from dosapp.learner.replay import Memory
-from dosapp.methods.base import Batch, Guess, Method
-from dosapp.methods.registry import build
+from dosapp.learner.batches import SessionBatches
+from dosapp.learner.mitigations import Mitigations
+from dosapp.learner.replay import ReplayBuffer
+from dosapp.methods.base import AdaptResult, Batch, Method
+from dosapp.methods.registry import build_method
 from dosapp.runtime import distributed
 from dosapp.runtime.devices import to_device
 from dosapp.runtime.files import CorruptRecordError, ensure_dir, lock_folder, read_json, write_json
@@ -58,23 +58,25 @@ class Learner:
         self,
         settings: LearnerSettings | None = None,
         net: Backbone | None = None,
-        origin: Origin | None = None,
+        origin: PretrainedBackbone | None = None,
     ) -> None:
         self.settings = (settings or LearnerSettings()).resolved()
         s = self.settings
         net = net or load_backbone(s.backbone)
-        self._origin = origin or Origin(s.backbone, net.fingerprint())
-        net.compute(s)
-        self.device = net.scale.device
-        self.method: Method = build(s.method, s.adapt, s.options)
-        net = self.method.extend(Shared(net) if distributed.world_size() > 1 else net, s.seed)
+        self._origin = origin or PretrainedBackbone(s.backbone, net.fingerprint())
+        net.configure(s)
+        self.device = net.logit_scale.device
+        self.method: Method = build_method(s.method, s.adapt, s.options)
+        net = self.method.wrap_backbone(
+            ShardedBackbone(net) if distributed.world_size() > 1 else net, s.seed
+        )
         half = s.precision == "float16"
         self.student = Student(net, lr=s.rate, weight_decay=s.weight_decay, seed=s.seed, half=half)
-        self.student.rivals = s.rivals
-        self.memory = Memory(s.memory, s.seed)
-        self.caution = Caution(s.gate, s.temper, s.skew_aware, s.readmit, s.readmit_every)
+        self.student.all_class_negatives = s.rivals
+        self.replay_buffer = ReplayBuffer(s.memory, s.seed)
+        self.mitigations = Mitigations(s.gate, s.temper, s.skew_aware, s.readmit, s.readmit_every)
         self.sessions = 0  # finished ones
-        self.method.start(self.student)
+        self.method.setup(self.student)
 
     @property
     def origin(self) -> Backbone:
@@ -106,9 +108,9 @@ class Learner:
         place = self.classes.index(name)
         self.student.classes.remove(name)
         del self.student.prompts[name]
-        self.method.forget(place)
-        self.memory.forget(place)
-        self.caution.forget(place)
+        self.method.remove_class(place)
+        self.replay_buffer.remove_class(place)
+        self.mitigations.remove_class(place)
 
     def _check_known(self, name: str) -> None:
         if name not in self.classes:
@@ -118,7 +120,9 @@ class Learner:
 
     def learn(self, session: "Session | Mapping[str, Images]") -> None:
         """One labelled session: new classes, or more pictures of known ones, by class name."""
-        for _ in self.lessons(session if isinstance(session, Session) else self.session(session)):
+        for _ in self.training_steps(
+            session if isinstance(session, Session) else self.session(session)
+        ):
             pass
 
     def session(self, images: "Mapping[str, Images]") -> Session:
@@ -131,24 +135,24 @@ class Learner:
         known = self.student.prompts
         return {name: known[name] for name in names if name in known}
 
-    def lessons(self, session: Session, done: int = 0) -> Iterator[Step]:
+    def training_steps(self, session: Session, done: int = 0) -> Iterator[Step]:
         """The same, step by step; `done` steps of it are behind us (and in the loaded state)."""
         student, method = self.student, self.method
         if done == 0:
-            method.check(student, session)
-        labels = self._meet(session)
-        place = (self.settings, self.sessions, self.memory, self.device)
-        table = Timetable(session.train, labels, *place)
+            method.check_session(student, session)
+        labels = self._register_classes(session)
+        place = (self.settings, self.sessions, self.replay_buffer, self.device)
+        table = SessionBatches(session.train, labels, *place)
         if done == 0:
-            for remark in self.remarks(session):
+            for remark in self.session_warnings(session):
                 warnings.warn(remark, stacklevel=3)  # at whoever called learn
-            student.skew = 0.0
-            student.choose(method.choose(student, table.epoch(0)))
-            self.caution.remember(student.chosen, self.sessions)
+            student.stream_skew = 0.0
+            student.select(method.select_parameters(student, table.epoch(0)))
+            self.mitigations.remember(student.session_selection, self.sessions)
             method.begin_session(student, session)
-            student.forget_scores()
-        taught = table.per_epoch * self.settings.epochs if student.chosen.names else 0
-        reviews = method.reviews(student, table.per_epoch)
+            student.drop_scores()
+        taught = table.per_epoch * self.settings.epochs if student.session_selection.names else 0
+        reviews = method.extra_stages(student, table.per_epoch)
         total = taught + sum(review.steps for review in reviews)
 
         def taken(step: int, loss: Tensor) -> Step:
@@ -165,22 +169,22 @@ class Learner:
                 method.begin_epoch(student, epoch, table.epoch(epoch))
             yield taken(step, method.loss(student, table.complete(batch, step)))
         if done <= taught:
-            method.end_lessons(student, session)
+            method.end_training(student, session)
         first = taught
         for review in reviews:
             for step in range(max(done, first), first + review.steps):
                 if step == first:
-                    student.train_only(review.selection)
+                    student.set_trainable(review.selection)
                 yield taken(step, review.loss(student, partial(whole, step), step - first))
             first += review.steps
         method.end_session(student, session)
-        self.memory.keep(session.train, labels)
+        self.replay_buffer.keep(session.train, labels)
         self.sessions += 1
         method.begin_stream(student)
-        student.chosen = student.selection  # whoever wanted to inherit has done so
-        self.caution.begin_stream(student)
+        student.session_selection = student.selection  # whoever wanted to inherit has done so
+        self.mitigations.begin_stream(student)
 
-    def remarks(self, session: Session) -> list[str]:
+    def session_warnings(self, session: Session) -> list[str]:
         """What a teacher should know about a session, though it can be taught."""
         found, size, rivals = [], len(session.train), self.settings.rivals
         if len(session.classes) == 1 and not rivals:
@@ -195,34 +199,34 @@ class Learner:
             )
         return found
 
-    def _meet(self, session: Session) -> Tensor:
+    def _register_classes(self, session: Session) -> Tensor:
         """The session's labels as positions in the classes met so far, its own included."""
         if not len(session.train):
             raise InputError("the session has no training images; give at least one per class")
-        shape, size = tuple(session.train.read([0]).shape[1:]), self.student.net.pixels
+        shape, size = tuple(session.train.read([0]).shape[1:]), self.student.backbone.image_size
         if shape != (3, size, size):
             raise InputError(f"lesson images have shape {list(shape)}; give [3, {size}, {size}]")
         for name in session.classes:
-            self.student.meet([name], session.prompts[name])
+            self.student.add_classes([name], session.prompts[name])
         place = {name: n for n, name in enumerate(self.student.classes)}
         here = np.array([place[name] for name in session.classes], dtype=np.int64)
         return torch.from_numpy(here[session.train.labels])
 
     # Learning without labels
 
-    def adapt(self, images: "Images") -> Guess | None:
+    def adapt(self, images: "Images") -> AdaptResult | None:
         """One online step on images that are then forgotten; None if the method does not adapt."""
         pixels = to_device(self.pixels(images), self.device)
         if not self.sessions or not self.classes or not len(pixels):
             return None
-        view = self.caution.look(self.student, self.method, pixels)
+        view = self.mitigations.look(self.student, self.method, pixels)
         trusted = pixels[view.trusted]
         guess = self.method.stream_loss(self.student, trusted) if len(trusted) else None
         if guess and guess.loss is not None:
             rate = view.rate * (self.settings.stream_lr or self.student.lr) / self.student.lr
             if self.student.step(guess.loss, rate):
                 self.method.after_stream_step(self.student)
-                self.caution.after_step(self.student)
+                self.mitigations.after_step(self.student)
         if guess and guess.loss is not None:  # whoever keeps it keeps no graph
             guess = replace(guess, loss=guess.loss.detach())
         return view.completed(guess) if self.method.adapts else None
@@ -239,7 +243,7 @@ class Learner:
         if not len(pixels):
             return []
         expert = next(iter(self.method.experts(self.student).values()))
-        scores = (expert.scale * self.logits(pixels, expert)).softmax(dim=1)
+        scores = (expert.logit_scale * self.logits(pixels, expert)).softmax(dim=1)
         values, places = scores.topk(min(top, len(known)), dim=1)
         answers = []
         for row, place in zip(values.tolist(), places.tolist(), strict=True):
@@ -253,11 +257,11 @@ class Learner:
     ) -> Tensor:
         """Cosines `[B, C]` with the evaluation prompts of the classes met, or of other names."""
         names = names or {name: self.student.prompts[name] for name in self.student.classes}
-        return expert.encode_image(pixels) @ self.student.templates(expert, names).T
+        return expert.encode_image(pixels) @ self.student.class_embeddings(expert, names).T
 
     def pixels(self, images: "Images") -> Tensor:
         """Whatever a caller has, as `float32 [B, 3, H, W]` in [0, 1]."""
-        size = self.student.net.pixels
+        size = self.student.backbone.image_size
         if not isinstance(images, Tensor):
             return self.pictures(images).float() / 255
         pixels = images if images.is_floating_point() else images.float() / 255
@@ -278,24 +282,24 @@ class Learner:
         if strange is not None:
             kind = type(strange).__name__
             raise InputError(f"a list of images holds a {kind}; give Pillow images, or one tensor")
-        size = self.student.net.pixels
+        size = self.student.backbone.image_size
         empty = torch.zeros(0, 3, size, size, dtype=torch.uint8)
-        return torch.stack([self.student.net.picture(i) for i in images]) if images else empty
+        return torch.stack([self.student.backbone.picture(i) for i in images]) if images else empty
 
     # State
 
     def state(self) -> State:
         """Everything that decides what the learner answers and how it goes on learning."""
         student = self.student
-        weights = student.net.weights()
-        tensors = {f"student/{n}": weights[n].detach() for n in sorted(student.moved)}
-        for label, twin in self.method.twins().items():
+        weights = student.backbone.weights()
+        tensors = {f"student/{n}": weights[n].detach() for n in sorted(student.trained_names)}
+        for label, twin in self.method.shared_copies().items():
             theirs = twin.weights()
             tensors |= {
                 f"{label}/{n}": theirs[n].detach() for n in theirs if theirs[n] is not weights[n]
             }
-        tensors |= {f"method/{n}": t for n, t in self.method.tensors().items()}
-        tensors |= {f"caution/{n}": t for n, t in self.caution.tensors().items()}
+        tensors |= {f"method/{n}": t for n, t in self.method.state_dict().items()}
+        tensors |= {f"caution/{n}": t for n, t in self.mitigations.state_dict().items()}
         chosen = student.selection
         tensors |= {f"mask/{n}": m for n, m in (chosen.mask or {}).items()}
         tensors = {name: tensor.cpu() for name, tensor in tensors.items()}
@@ -305,19 +309,19 @@ class Learner:
             "sessions": self.sessions,
             "steps": student.steps,
             **_described(chosen),
-            "stored_images": len(self.memory),
+            "stored_images": len(self.replay_buffer),
         }
         return State(tensors, facts)
 
-    def working(self) -> State:
+    def working_state(self) -> State:
         """What only the very next step needs: the optimizer, pictures kept, what lessons chose."""
         student = self.student
-        chosen = student.chosen
+        chosen = student.session_selection
         apart = chosen is not student.selection  # in a review
         parts = {
             "optimizer": student.optimizer_state(),
-            "memory": self.memory.state(),
-            "method": self.method.scratch(),
+            "memory": self.replay_buffer.state(),
+            "method": self.method.working_state_dict(),
             "chosen": (chosen.mask or {}) if apart else {},
         }
         tensors = {f"{part}/{n}": t.cpu() for part, held in parts.items() for n, t in held.items()}
@@ -328,41 +332,41 @@ class Learner:
         student.classes, student.prompts = [], {}
         for name in facts["classes"]:
             words = facts["prompts"][name]
-            student.meet([name], Prompts(words["train"], tuple(words["evaluate"])))
+            student.add_classes([name], Prompts(words["train"], tuple(words["evaluate"])))
         self.sessions, student.steps = facts["sessions"], facts["steps"]
 
         scratch = self._here(working or State())
         state = self._here(state)
         moved = select_prefix("student/", state.tensors)
-        student.train_only(Selection(tuple(moved)))  # twins stop sharing what has moved
+        student.set_trainable(Selection(tuple(moved)))  # twins stop sharing what has moved
         student.assign(moved)
-        for label, twin in self.method.twins().items():
-            student.place(twin, select_prefix(f"{label}/", state.tensors))
-        self.method.load(
+        for label, twin in self.method.shared_copies().items():
+            student.load_copy(twin, select_prefix(f"{label}/", state.tensors))
+        self.method.load_state_dict(
             select_prefix("method/", state.tensors) | select_prefix("method/", scratch.tensors)
         )
-        self.caution.load(select_prefix("caution/", state.tensors))
-        student.train_only(_selection(facts, select_prefix("mask/", state.tensors)))
-        student.narrow()
-        student.chosen = student.selection
+        self.mitigations.load_state_dict(select_prefix("caution/", state.tensors))
+        student.set_trainable(_selection(facts, select_prefix("mask/", state.tensors)))
+        student.find_differences()
+        student.session_selection = student.selection
         if "chosen" in scratch.facts:
-            student.chosen = _selection(
+            student.session_selection = _selection(
                 scratch.facts["chosen"], select_prefix("chosen/", scratch.tensors)
             )
         if working is not None:
             student.load_optimizer_state(select_prefix("optimizer/", scratch.tensors))
-            self.memory.load(select_prefix("memory/", working.tensors))
-        student.replaced = False  # these weights are its own, not put in place of others
+            self.replay_buffer.load(select_prefix("memory/", working.tensors))
+        student.weights_assigned = False  # these weights are its own, not put in place of others
 
     def _here(self, state: State) -> State:
         """From whatever device it was saved."""
         return State({n: t.to(self.device) for n, t in state.tensors.items()}, state.facts)
 
     @classmethod
-    def history_of(cls, folder: Path) -> History:
+    def open_history(cls, folder: Path) -> History:
         """The versions in a learner's folder; its backbone is read when one of them is."""
-        known = cls._known(folder)
-        origin = Origin(known["settings"]["backbone"], known["fingerprint"])
+        known = cls._read_description(folder)
+        origin = PretrainedBackbone(known["settings"]["backbone"], known["fingerprint"])
         return History(folder, origin.tensor)
 
     def history(self, folder: Path) -> History:
@@ -373,15 +377,15 @@ class Learner:
         that never moved."""
         names = self.origin.weights()
         own = [n for n in names if learns or f"student/{n}" in state.tensors]
-        other = Learner(self.settings, self.origin.twin(own), self._origin)
+        other = Learner(self.settings, self.origin.shared_copy(own), self._origin)
         other.restore(state, working)
         return other
 
-    def returned(self, state: State) -> "Learner":
+    def rolled_back(self, state: State) -> "Learner":
         """Another learner at a state, with the memory's pictures of the classes it knows there."""
         other = self.at(state)
-        other.memory.load(self.memory.state())
-        other.memory.follow(self.classes, other.classes)
+        other.replay_buffer.load(self.replay_buffer.state())
+        other.replay_buffer.follow(self.classes, other.classes)
         return other
 
     # Folders
@@ -391,31 +395,31 @@ class Learner:
         folder = Path(folder)
         self._check_own(folder)
         with lock_folder(ensure_dir(folder)):
-            self.describe(folder)
+            self.write_description(folder)
             self._keep(self.history(folder), reason)
 
     def _keep(self, history: History, reason: str) -> None:
         history.commit(self.state(), reason)
-        history.checkpoint(self.state(), self.working())
+        history.checkpoint(self.state(), self.working_state())
 
     @classmethod
     def rollback(cls, folder: Path | str, number: int, net: Backbone | None = None) -> "Learner":
         """What a version was, as a new version: nothing is taken out of the history, so the way
         forward again is another rollback. A memory keeps the pictures whose classes are known."""
         folder = Path(folder)
-        learner = cls.opened(folder, net, learns=False)
+        learner = cls.open(folder, net, learns=False)
         with lock_folder(folder):
             history = learner.history(folder)
-            state, working = last_whole(history)
+            state, working = load_latest(history)
             if working is not None and "progress" in working.facts:
                 raise InputError(
                     f"'{folder}' is the checkpoint of a run; copy it and roll back the copy"
                 )
-            learner = learner.at(state, working, learns=False).returned(history.at(number))
+            learner = learner.at(state, working, learns=False).rolled_back(history.at(number))
             learner._keep(history, f"rolled back to version {number}")
         return learner
 
-    def describe(self, folder: Path) -> None:
+    def write_description(self, folder: Path) -> None:
         """`learner.json`: what must be known before any tensor is read."""
         self._check_own(folder)
         facts = {
@@ -429,7 +433,10 @@ class Learner:
     def _check_own(self, folder: Path) -> None:
         path = folder / "learner.json"
         if path.exists():
-            known, began = self._settings(folder, self.settings.device), self._known(folder)
+            known, began = (
+                self._settings(folder, self.settings.device),
+                self._read_description(folder),
+            )
             if known != self.settings or began["fingerprint"] != self.fingerprint:
                 raise InputError(f"'{folder}' holds a learner with other settings; save elsewhere")
         elif folder.exists() and any(p.name[0] != "." for p in folder.iterdir()):
@@ -441,23 +448,23 @@ class Learner:
     ) -> "Learner":
         """The learner as it was saved: same answers, and from the same batch the same next step.
         It may have lived on another device."""
-        learner = cls.opened(Path(folder), net, device)
-        learner.restore(*last_whole(learner.history(Path(folder))))
+        learner = cls.open(Path(folder), net, device)
+        learner.restore(*load_latest(learner.history(Path(folder))))
         return learner
 
     @classmethod
-    def opened(
+    def open(
         cls, folder: Path, net: Backbone | None = None, device: str = "cpu", learns: bool = True
     ) -> "Learner":
         """The learner of a folder as it was before anything was learned. One that does not learn
         itself, but is put `at` states, shares every tensor with the origin."""
-        known = cls._known(folder)
-        origin = Origin(known["settings"]["backbone"], known["fingerprint"], net)
+        known = cls._read_description(folder)
+        origin = PretrainedBackbone(known["settings"]["backbone"], known["fingerprint"], net)
         own = list(origin.net.weights()) if learns else []
-        return cls(cls._settings(folder, device), origin.net.twin(own), origin)
+        return cls(cls._settings(folder, device), origin.net.shared_copy(own), origin)
 
     @staticmethod
-    def _known(folder: Path) -> dict[str, Any]:
+    def _read_description(folder: Path) -> dict[str, Any]:
         """What `learner.json` says."""
         if not (folder / "learner.json").exists():
             inside = folder / "learner"
@@ -473,7 +480,7 @@ class Learner:
     @classmethod
     def _settings(cls, folder: Path, device: str) -> LearnerSettings:
         """Of the learner in a folder; settings that came later have their defaults."""
-        known = {**cls._known(folder)["settings"], "device": device}
+        known = {**cls._read_description(folder)["settings"], "device": device}
         found: LearnerSettings = LearnerSettings.checked(known, str(folder))
         return found
 
@@ -485,12 +492,12 @@ class Learner:
 Images = Tensor | Sequence[Image.Image]
 
 
-def last_whole(history: History) -> tuple[State, State | None]:
+def load_latest(history: History) -> tuple[State, State | None]:
     """Where a learner was, or the last version that can be read, and one sentence about it."""
     try:
         return history.resume()
     except CorruptRecordError as error:
-        found = history.rescue()
+        found = history.recover()
         if found is None:
             raise
         number, state = found

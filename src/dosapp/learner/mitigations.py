@@ -18,33 +18,33 @@ from dosapp.functional.class_skew import class_skew
 from dosapp.functional.losses import entropy
 from dosapp.functional.masks import Mask, Scores, reactivate_entries
 from dosapp.functional.named_tensors import select_prefix
-from dosapp.methods.base import Guess, Method
+from dosapp.methods.base import AdaptResult, Method
 from dosapp.student.student import Selection, Student
 
 MEMORY = 0.9  # of the histogram, per batch
 
 
 @dataclass(frozen=True)
-class View:
+class BatchCheck:
     """A batch as the experts see it before anything is learned from it."""
 
     trusted: Tensor  # [B] bool: the images to learn from
     labels: Tensor | None = None  # [B], of the surest expert
     rate: float = 1.0  # times the learning rate
 
-    def completed(self, guess: Guess | None) -> Guess | None:
+    def completed(self, guess: AdaptResult | None) -> AdaptResult | None:
         """The adapter's guess, with the experts' labels for the images it was not shown."""
         if self.labels is None:
             return guess
         labels = self.labels.clone()
         if guess is None:
-            return Guess(labels, shown=self.trusted)
+            return AdaptResult(labels, shown=self.trusted)
         labels[self.trusted] = guess.labels
         return replace(guess, labels=labels, shown=self.trusted)
 
 
 @dataclass
-class Caution:
+class Mitigations:
     gate: float = 0.0  # least probability of the surest expert's answer
     temper: bool = False  # rate times 1 - mean entropy / ln C
     skew_aware: bool = False  # momentum from λ towards δ as the stream's classes skew
@@ -58,13 +58,16 @@ class Caution:
     gated: int = 0  # images of the last batch that were not learned from
 
     @torch.inference_mode()
-    def look(self, student: Student, method: Method, pixels: Tensor) -> View:
+    def look(self, student: Student, method: Method, pixels: Tensor) -> BatchCheck:
         """Ask the experts first, if anything depends on it."""
         everything = torch.ones(len(pixels), dtype=torch.bool, device=pixels.device)
         if not (self.gate or self.temper or self.skew_aware) or not method.adapts:
-            return View(everything)
+            return BatchCheck(everything)
         asked = torch.stack(
-            [net.scale * student.logits(pixels, net) for net in method.experts(student).values()]
+            [
+                net.logit_scale * student.logits(pixels, net)
+                for net in method.experts(student).values()
+            ]
         )  # [experts, B, C]
         sure = asked.softmax(dim=2).max(dim=2)  # [experts, B]
         best = sure.values.argmax(dim=0)  # [B]
@@ -74,15 +77,15 @@ class Caution:
             seen = labels.bincount(minlength=classes).float()
             old = self.histogram if len(self.histogram) == classes else torch.zeros_like(seen)
             self.histogram = MEMORY * old + seen
-            student.skew = class_skew(self.histogram)
+            student.stream_skew = class_skew(self.histogram)
         trusted, rate = sure.values.max(dim=0).values >= self.gate, 1.0
         self.gated = int((~trusted).sum())
         if self.temper and classes > 1 and trusted.any():
             unsure = entropy(asked[best, images][trusted]).mean().item()
             rate = max(0.0, 1 - unsure / math.log(classes))
-        return View(trusted.clone(), labels.clone(), rate)
+        return BatchCheck(trusted.clone(), labels.clone(), rate)
 
-    def forget(self, place: int) -> None:
+    def remove_class(self, index: int) -> None:
         """A class has gone: the answers are counted anew."""
         self.histogram = torch.zeros(0)
 
@@ -116,20 +119,20 @@ class Caution:
     def _lend(self, student: Student) -> None:
         if self.base:
             turn = self.steps // self.every
-            student.remask(
+            student.change_mask(
                 reactivate_entries(self.base, self.scores, self.owner, self.readmit, turn)
             )
 
     # Saving
 
-    def tensors(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         parts = {"scores": self.scores, "owner": self.owner, "base": self.base}
         kept = {f"{part}/{name}": t for part, held in parts.items() for name, t in held.items()}
         if self.readmit:
             kept["steps"] = torch.tensor(self.steps)
         return kept | ({"histogram": self.histogram} if len(self.histogram) else {})
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         self.scores, self.owner, self.base = (
             select_prefix(f"{part}/", tensors) for part in ("scores", "owner", "base")
         )

@@ -16,7 +16,7 @@ from dosapp.runtime.rng import numpy_rng, torch_rng
 
 
 @dataclass
-class Memory:
+class ReplayBuffer:
     """Stores pictures: a learner with a memory is not free of data, and says so when saved."""
 
     capacity: int = 0
@@ -59,9 +59,9 @@ class Memory:
         pictures = torch.stack([self.pictures[n][k] for n, k in drawn])
         return pictures.float() / 255, torch.stack([self.labels[n][k] for n, k in drawn])
 
-    def forget(self, place: int) -> None:
+    def remove_class(self, index: int) -> None:
         """Drop the pictures of a class that has gone; those after it have moved up."""
-        self.labels = [torch.where(n == place, -1, n - (n > place).long()) for n in self.labels]
+        self.labels = [torch.where(n == index, -1, n - (n > index).long()) for n in self.labels]
         self._drop_unknown()
 
     def follow(self, old: Sequence[str], new: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
 """What a method is: hooks around two loops that the learner owns. The default is fine-tuning.
 
-With labels:     choose → begin_session → (begin_epoch → (loss → step → after_step)*)* → end_lessons
+With labels:     choose → begin_session → (begin_epoch → (loss → step → after_step)*)* → end_training
                  → (review's loss → step → after_step)* → end_session
 Without labels:  begin_stream → (stream_loss → step → after_stream_step)*
 
@@ -23,9 +23,9 @@ from dosapp.student.student import Selection, Student
 T = TypeVar("T")
 
 # Bounds of methods' settings that pydantic has no name for.
-Share = Annotated[float, Field(ge=0, le=1)]  # from nothing to all
-Portion = Annotated[float, Field(gt=0, le=1)]  # a share that is not nothing
-Memory = Annotated[float, Field(ge=0, lt=1)]  # how much of a moving mean stays
+UnitInterval = Annotated[float, Field(ge=0, le=1)]  # from nothing to all
+Fraction = Annotated[float, Field(gt=0, le=1)]  # a share that is not nothing
+Decay = Annotated[float, Field(ge=0, lt=1)]  # how much of a moving mean stays
 
 # The columns of the paper's comparison of methods that adapt (its Table 1).
 Ability = Literal[
@@ -38,7 +38,7 @@ Ability = Literal[
 
 
 @dataclass_transform(field_specifiers=(Field,))
-def settings(kind: type[T]) -> type[T]:
+def method_dataclass(kind: type[T]) -> type[T]:
     """A dataclass whose fields are checked when it is made."""
     return cast("type[T]", checked(config=ConfigDict(extra="forbid"))(kind))
 
@@ -50,7 +50,7 @@ class Batch:
     replayed: Tensor  # [B] bool: which rows came from memory
 
 
-class Lessons(Protocol):
+class Batches(Protocol):
     """One pass over a session's batches, read one by one."""
 
     def __len__(self) -> int: ...
@@ -59,7 +59,7 @@ class Lessons(Protocol):
 
 
 @dataclass(frozen=True)
-class Review:
+class TrainingStage:
     """More steps after the lessons, with a selection and a loss of their own."""
 
     steps: int
@@ -68,7 +68,7 @@ class Review:
 
 
 @dataclass(frozen=True)
-class Guess:
+class AdaptResult:
     """What an adapter made of a batch without labels."""
 
     labels: Tensor  # [B], positions in student.classes
@@ -91,18 +91,18 @@ def flat(value: Any) -> dict[str, Any]:
     return found
 
 
-@settings
+@method_dataclass
 class Method:
     """How a student learns with labels and without. Override only what differs."""
 
-    idea: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
     reference: ClassVar[str] = ""
     phase: ClassVar[Literal["labelled", "unlabelled", "both", "none"]] = "labelled"
     joint: ClassVar[bool] = False  # wants all tasks in one session
     abilities: ClassVar[frozenset[Ability] | None] = None  # as the paper has it; None: not in it
     stores_data: ClassVar[bool] = False  # keeps pictures of its own, besides --memory
 
-    def extend(self, net: Backbone, seed: int) -> Backbone:
+    def wrap_backbone(self, net: Backbone, seed: int) -> Backbone:
         """The network with the method's own parameters around it, if it has any."""
         return net
 
@@ -110,22 +110,22 @@ class Method:
         """Pictures it looks at besides the stream's, by name: they are part of a result's key."""
         return []
 
-    def start(self, student: Student) -> None:
+    def setup(self, student: Student) -> None:
         """Once, before the first session. What the method cannot do without is asked for here."""
 
     # With labels
 
-    def check(self, student: Student, session: Session) -> None:
+    def check_session(self, student: Student, session: Session) -> None:
         """Before anything of a session is learned: say what is missing, in one sentence."""
 
-    def choose(self, student: Student, lessons: Lessons) -> Selection:
+    def select_parameters(self, student: Student, lessons: Batches) -> Selection:
         """Which weights may move in this session; `lessons` is one pass over its batches."""
-        return Selection(tuple(student.net.towers()))
+        return Selection(tuple(student.backbone.tower_weights()))
 
     def begin_session(self, student: Student, session: Session) -> None:
         """The selection is made, nothing has moved yet."""
 
-    def begin_epoch(self, student: Student, epoch: int, lessons: Lessons) -> None:
+    def begin_epoch(self, student: Student, epoch: int, lessons: Batches) -> None:
         """Before each pass over the lessons; `lessons` is one such pass, to look at."""
 
     def loss(self, student: Student, batch: Batch) -> Tensor:
@@ -133,13 +133,13 @@ class Method:
 
     def after_step(self, student: Student) -> None: ...
 
-    def end_lessons(self, student: Student, session: Session) -> None:
+    def end_training(self, student: Student, session: Session) -> None:
         """The lessons are over; reviews follow."""
 
     def end_session(self, student: Student, session: Session) -> None:
         """Everything of the session has been taught."""
 
-    def reviews(self, student: Student, per_epoch: int) -> Sequence[Review]:
+    def extra_stages(self, student: Student, per_epoch: int) -> Sequence[TrainingStage]:
         """Stages after the lessons; `per_epoch` batches are one pass over these."""
         return ()
 
@@ -153,45 +153,45 @@ class Method:
     def begin_stream(self, student: Student) -> None:
         """After the session: choose what may move in the stream, or inherit the selection."""
 
-    def stream_loss(self, student: Student, pixels: Tensor) -> Guess | None:
+    def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult | None:
         return None
 
     def after_stream_step(self, student: Student) -> None: ...
 
     # Answering and saving
 
-    def forget(self, place: int) -> None:
+    def remove_class(self, index: int) -> None:
         """A class has gone; those after it have moved up. For methods that keep things by class."""
 
-    def twins(self) -> Mapping[str, Backbone]:
+    def shared_copies(self) -> Mapping[str, Backbone]:
         """The other networks the method keeps, by name; they are saved with the learner."""
         return {}
 
     def experts(self, student: Student) -> Mapping[str, Expert]:
         """Who can be asked; the first one's answer is the learner's."""
-        return {"student": student.net}
+        return {"student": student.backbone}
 
-    def tensors(self) -> Tensors:
+    def state_dict(self) -> Tensors:
         """What the method remembers besides its twins, in every version of the learner."""
         return {}
 
-    def scratch(self) -> Tensors:
+    def working_state_dict(self) -> Tensors:
         """What only the next step needs, pictures above all: in the checkpoint, in no version."""
         return {}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Both again; scratch may be missing."""
 
-    def settings(self) -> dict[str, Any]:
+    def hyperparameters(self) -> dict[str, Any]:
         """All settings, flat: `smoothing.gamma`, `learner.sparsity`, …"""
         return flat(self)
 
-    def then(self, adapter: "Method") -> "Then":
+    def then(self, adapter: "Method") -> "TwoPhase":
         """Learn with this method, adapt with the other."""
-        return Then(self, adapter)
+        return TwoPhase(self, adapter)
 
 
-class Then(Method):
+class TwoPhase(Method):
     """Two methods in turn. The adapter hears of the labelled phase, but does not steer it."""
 
     phase = "both"
@@ -204,33 +204,35 @@ class Then(Method):
     def __repr__(self) -> str:
         return f"{self.labelled!r}.then({self.unlabelled!r})"
 
-    def settings(self) -> dict[str, Any]:
-        first = {f"labelled.{key}": value for key, value in self.labelled.settings().items()}
-        second = {f"unlabelled.{key}": value for key, value in self.unlabelled.settings().items()}
+    def hyperparameters(self) -> dict[str, Any]:
+        first = {f"labelled.{key}": value for key, value in self.labelled.hyperparameters().items()}
+        second = {
+            f"unlabelled.{key}": value for key, value in self.unlabelled.hyperparameters().items()
+        }
         return first | second
 
-    def extend(self, net: Backbone, seed: int) -> Backbone:
-        return self.unlabelled.extend(self.labelled.extend(net, seed), seed)
+    def wrap_backbone(self, net: Backbone, seed: int) -> Backbone:
+        return self.unlabelled.wrap_backbone(self.labelled.wrap_backbone(net, seed), seed)
 
     def reads(self, net: Backbone) -> list[str]:
         return [*self.labelled.reads(net), *self.unlabelled.reads(net)]
 
-    def start(self, student: Student) -> None:
-        self.labelled.start(student)
-        self.unlabelled.start(student)
+    def setup(self, student: Student) -> None:
+        self.labelled.setup(student)
+        self.unlabelled.setup(student)
 
-    def check(self, student: Student, session: Session) -> None:
-        self.labelled.check(student, session)
-        self.unlabelled.check(student, session)
+    def check_session(self, student: Student, session: Session) -> None:
+        self.labelled.check_session(student, session)
+        self.unlabelled.check_session(student, session)
 
-    def choose(self, student: Student, lessons: Lessons) -> Selection:
-        return self.labelled.choose(student, lessons)
+    def select_parameters(self, student: Student, lessons: Batches) -> Selection:
+        return self.labelled.select_parameters(student, lessons)
 
     def begin_session(self, student: Student, session: Session) -> None:
         self.labelled.begin_session(student, session)
         self.unlabelled.begin_session(student, session)
 
-    def begin_epoch(self, student: Student, epoch: int, lessons: Lessons) -> None:
+    def begin_epoch(self, student: Student, epoch: int, lessons: Batches) -> None:
         self.labelled.begin_epoch(student, epoch, lessons)
         self.unlabelled.begin_epoch(student, epoch, ())
 
@@ -241,18 +243,18 @@ class Then(Method):
         self.labelled.after_step(student)
         self.unlabelled.after_step(student)
 
-    def end_lessons(self, student: Student, session: Session) -> None:
-        self.labelled.end_lessons(student, session)
-        self.unlabelled.end_lessons(student, session)
+    def end_training(self, student: Student, session: Session) -> None:
+        self.labelled.end_training(student, session)
+        self.unlabelled.end_training(student, session)
 
     def end_session(self, student: Student, session: Session) -> None:
         self.labelled.end_session(student, session)
         self.unlabelled.end_session(student, session)
 
-    def reviews(self, student: Student, per_epoch: int) -> Sequence[Review]:
+    def extra_stages(self, student: Student, per_epoch: int) -> Sequence[TrainingStage]:
         return (
-            *self.labelled.reviews(student, per_epoch),
-            *self.unlabelled.reviews(student, per_epoch),
+            *self.labelled.extra_stages(student, per_epoch),
+            *self.unlabelled.extra_stages(student, per_epoch),
         )
 
     @property
@@ -262,33 +264,35 @@ class Then(Method):
     def begin_stream(self, student: Student) -> None:
         self.unlabelled.begin_stream(student)
 
-    def stream_loss(self, student: Student, pixels: Tensor) -> Guess | None:
+    def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult | None:
         return self.unlabelled.stream_loss(student, pixels)
 
     def after_stream_step(self, student: Student) -> None:
         self.unlabelled.after_stream_step(student)
 
-    def forget(self, place: int) -> None:
-        self.labelled.forget(place)
-        self.unlabelled.forget(place)
+    def remove_class(self, index: int) -> None:
+        self.labelled.remove_class(index)
+        self.unlabelled.remove_class(index)
 
-    def twins(self) -> Mapping[str, Backbone]:
-        first = {f"labelled-{name}": net for name, net in self.labelled.twins().items()}
-        return {**self.unlabelled.twins(), **first}
+    def shared_copies(self) -> Mapping[str, Backbone]:
+        first = {f"labelled-{name}": net for name, net in self.labelled.shared_copies().items()}
+        return {**self.unlabelled.shared_copies(), **first}
 
     def experts(self, student: Student) -> Mapping[str, Expert]:
         return self.unlabelled.experts(student)
 
-    def tensors(self) -> Tensors:
-        return self._halves(self.labelled.tensors(), self.unlabelled.tensors())
+    def state_dict(self) -> Tensors:
+        return self._halves(self.labelled.state_dict(), self.unlabelled.state_dict())
 
-    def scratch(self) -> Tensors:
-        return self._halves(self.labelled.scratch(), self.unlabelled.scratch())
+    def working_state_dict(self) -> Tensors:
+        return self._halves(
+            self.labelled.working_state_dict(), self.unlabelled.working_state_dict()
+        )
 
     def _halves(self, first: Tensors, second: Tensors) -> Tensors:
         named = {f"labelled/{name}": t for name, t in first.items()}
         return named | {f"unlabelled/{name}": t for name, t in second.items()}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        self.labelled.load(select_prefix("labelled/", tensors))
-        self.unlabelled.load(select_prefix("unlabelled/", tensors))
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        self.labelled.load_state_dict(select_prefix("labelled/", tensors))
+        self.unlabelled.load_state_dict(select_prefix("unlabelled/", tensors))

@@ -46,12 +46,12 @@ class Gaussians:
             features[rows] = self.means[label] * shrink + noise[rows] @ self.factors[label].T
         return features, labels.to(mean.device)
 
-    def forget(self, place: int) -> None:
+    def remove_class(self, index: int) -> None:
         self.means, self.factors = (
-            remove_class_index(self.means, place),
-            remove_class_index(self.factors, place),
+            remove_class_index(self.means, index),
+            remove_class_index(self.factors, index),
         )
-        self.session = remove_class_index(self.session, place)
+        self.session = remove_class_index(self.session, index)
 
     def state(self) -> dict[str, Tensor]:
         if not self.means:

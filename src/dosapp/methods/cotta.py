@@ -11,41 +11,43 @@ from dosapp.backbones.base import Backbone, Expert
 from dosapp.functional.augmentation import augment
 from dosapp.functional.losses import soft_cross_entropy
 from dosapp.functional.masks import Mask
-from dosapp.methods.base import Guess, Share, settings
-from dosapp.methods.mean_teacher import Taught
+from dosapp.methods.base import AdaptResult, UnitInterval, method_dataclass
+from dosapp.methods.mean_teacher import MeanTeacher
 from dosapp.student.student import Student
 
 
-@settings
-class CoTTA(Taught):
-    idea = "follow an augmentation-averaged teacher, and restore a few weights at random"
+@method_dataclass
+class CoTTA(MeanTeacher):
+    summary = "follow an augmentation-averaged teacher, and restore a few weights at random"
     reference = "Wang et al., 2022"
     abilities = frozenset({"corrupted data"})
 
-    restore: Share = 0.01  # of the entries that may move, each step
-    unsure: Share = 0.72  # mean confidence of the source below which the teacher is averaged
+    restore: UnitInterval = 0.01  # of the entries that may move, each step
+    unsure: UnitInterval = 0.72  # mean confidence of the source below which the teacher is averaged
     views: PositiveInt = 32  # augmentations averaged over
 
-    def start(self, student: Student) -> None:
-        super().start(student)
-        self.source: Backbone = student.twin()
+    def setup(self, student: Student) -> None:
+        super().setup(student)
+        self.source: Backbone = student.shared_copy()
 
     def begin_stream(self, student: Student) -> None:
         super().begin_stream(student)
-        student.catch_up(self.source)
+        student.sync_copy(self.source)
 
-    def stream_loss(self, student: Student, pixels: Tensor) -> Guess:
-        new, old = self.logits(student, pixels), self.teachers_mean(student, pixels)
-        return self.guess(new, old, soft_cross_entropy(new, old.softmax(dim=1)).mean())
+    def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
+        new, old = self.student_logits(student, pixels), self.teachers_mean(student, pixels)
+        return self.make_result(new, old, soft_cross_entropy(new, old.softmax(dim=1)).mean())
 
     @torch.no_grad()
     def teachers_mean(self, student: Student, pixels: Tensor) -> Tensor:
-        source = self.source.scale * student.logits(pixels, self.source)
+        source = self.source.logit_scale * student.logits(pixels, self.source)
         if source.softmax(dim=1).max(dim=1).values.mean() >= self.unsure:
-            return self.taught(student, pixels)
-        generator, texts = student.rng("cotta"), student.captions(self.teacher)
+            return self.teacher_logits(student, pixels)
+        generator, texts = student.rng("cotta"), student.encode_captions(self.teacher)
         views = [
-            self.teacher.scale * self.teacher.encode_image(augment(pixels, generator)) @ texts.T
+            self.teacher.logit_scale
+            * self.teacher.encode_image(augment(pixels, generator))
+            @ texts.T
             for _ in range(self.views)
         ]
         return torch.stack(views).mean(dim=0)
@@ -58,16 +60,16 @@ class CoTTA(Taught):
             drawn(student, self.restore, generator),
         )
 
-    def twins(self) -> Mapping[str, Backbone]:
+    def shared_copies(self) -> Mapping[str, Backbone]:
         return {"teacher": self.teacher, "source": self.source}
 
     def experts(self, student: Student) -> Mapping[str, Expert]:
-        return {"teacher": self.teacher, "student": student.net}
+        return {"teacher": self.teacher, "student": student.backbone}
 
 
 def drawn(student: Student, share: float, generator: torch.Generator) -> Mask:
     """Each entry that may move, with this probability."""
-    weights, mask = student.net.weights(), student.selection.mask or {}
+    weights, mask = student.backbone.weights(), student.selection.mask or {}
     found = {}
     for name in student.selection.names:
         hit = (torch.rand(weights[name].shape, generator=generator) < share).to(

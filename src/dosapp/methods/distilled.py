@@ -1,6 +1,6 @@
 """Two ways to keep the old model's answers on new images: LwF and PRD.
 
-The old model is the student as it was when the session began. Replayed images take part in the
+The old model is the student as it was when the session began. VersionTensors images take part in the
 distillation only, never in the CLIP loss, as in SPU's code; the direction of the divergence is the
 textbook's (docs/methods.md#defects).
 """
@@ -13,56 +13,56 @@ from torch import Tensor
 
 from dosapp.backbones.base import Backbone
 from dosapp.functional.losses import clip_loss, distillation_loss, relation_distillation_loss
-from dosapp.methods.base import Batch, Method, Tensors, settings
+from dosapp.methods.base import Batch, Method, Tensors, method_dataclass
 from dosapp.scenario import Session
 from dosapp.student.student import Student
 
 
-@settings
+@method_dataclass
 class LwF(Method):
-    idea = "keep the old model's captions for each image"
+    summary = "keep the old model's captions for each image"
     reference = "Li & Hoiem, 2016"
 
     weight: NonNegativeFloat = 0.01
     temperature: PositiveFloat = 5.0
 
-    def start(self, student: Student) -> None:
-        self.old: Backbone = student.twin()
+    def setup(self, student: Student) -> None:
+        self.old: Backbone = student.shared_copy()
         self.sessions = 0
 
     def begin_session(self, student: Student, session: Session) -> None:
-        student.catch_up(self.old)
+        student.sync_copy(self.old)
         self.sessions += 1
 
     def loss(self, student: Student, batch: Batch) -> Tensor:
-        images, texts = student.pairs(batch.pixels, batch.labels)
-        scale, now = student.net.scale, ~batch.replayed
-        rivals = student.rival_captions(batch.labels[now])
+        images, texts = student.encode_pairs(batch.pixels, batch.labels)
+        scale, now = student.backbone.logit_scale, ~batch.replayed
+        rivals = student.encode_absent_captions(batch.labels[now])
         loss = clip_loss(images[now], texts[now], scale, rivals)
         if self.sessions < 2:  # nothing to keep yet
             return loss
         with torch.inference_mode():
-            old_images, old_texts = student.pairs(batch.pixels, batch.labels, self.old)
-            old = self.old.scale * old_images @ old_texts.T
+            old_images, old_texts = student.encode_pairs(batch.pixels, batch.labels, self.old)
+            old = self.old.logit_scale * old_images @ old_texts.T
         return loss + self.weight * self.keep(scale * images @ texts.T, old.clone())
 
     def keep(self, new: Tensor, old: Tensor) -> Tensor:
         """What it costs to answer differently; logits are images × captions `[B, B]`."""
         return distillation_loss(new, old, self.temperature)
 
-    def twins(self) -> Mapping[str, Backbone]:
+    def shared_copies(self) -> Mapping[str, Backbone]:
         return {"old": self.old}
 
-    def tensors(self) -> Tensors:
+    def state_dict(self) -> Tensors:
         return {"sessions": torch.tensor(self.sessions)}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         self.sessions = int(tensors["sessions"])
 
 
-@settings
+@method_dataclass
 class PRD(LwF):
-    idea = "keep the old model's ranking of images for each caption"
+    summary = "keep the old model's ranking of images for each caption"
     reference = "Asadi et al., 2023"
 
     weight: NonNegativeFloat = 0.1

@@ -21,19 +21,27 @@ from dosapp.functional.losses import clip_loss
 from dosapp.functional.masks import Combine, Scores, merge_scores, top_fraction
 from dosapp.functional.named_tensors import select_prefix
 from dosapp.functional.pseudo_labels import LABELLERS
-from dosapp.methods.base import Ability, Guess, Lessons, Method, Share, Tensors, settings
+from dosapp.methods.base import (
+    Ability,
+    AdaptResult,
+    Batches,
+    Method,
+    Tensors,
+    UnitInterval,
+    method_dataclass,
+)
 from dosapp.methods.spu import SPU
 from dosapp.scenario import Session
 from dosapp.student.student import Selection, Student
 
 
-@settings
+@method_dataclass
 class Smoothing:
     """How the teacher follows: γ < λ < δ in the paper, all three equal for a single momentum."""
 
-    gamma: Share = 0.8  # weights that move, with labels
-    lam: Share = 0.9  # weights that move, without labels
-    delta: Share = 0.9999  # weights that stay
+    gamma: UnitInterval = 0.8  # weights that move, with labels
+    lam: UnitInterval = 0.9  # weights that move, without labels
+    delta: UnitInterval = 0.9999  # weights that stay
     interval: Literal["step", "epoch", "session"] = "step"  # with labels; the stream has steps
 
     def __post_init__(self) -> None:
@@ -45,9 +53,9 @@ class Smoothing:
             )
 
 
-@settings
+@method_dataclass
 class DoSAPP(Method):
-    idea = "a sparse student, a teacher with two momenta, labels from the surer of the two"
+    summary = "a sparse student, a teacher with two momenta, labels from the surer of the two"
     reference = "Singh, Aljundi, Belilovsky, 2026"
     phase = "both"
     abilities = frozenset(get_args(Ability))
@@ -58,14 +66,14 @@ class DoSAPP(Method):
     combine: Combine = "max"  # how scores of several tasks rank the union
     labels: Literal["surer", "teacher", "student"] = "surer"  # who labels
 
-    def start(self, student: Student) -> None:  # line 1: θ^T ← θ^S
-        self.teacher: Backbone = student.twin()
+    def setup(self, student: Student) -> None:  # line 1: θ^T ← θ^S
+        self.teacher: Backbone = student.shared_copy()
         self.best: Scores = {}
 
     # Phase 1, with labels
 
-    def choose(self, student: Student, lessons: Lessons) -> Selection:  # line 3
-        return self.learner.choose(student, lessons)
+    def select_parameters(self, student: Student, lessons: Batches) -> Selection:  # line 3
+        return self.learner.select_parameters(student, lessons)
 
     def begin_session(self, student: Student, session: Session) -> None:
         chosen = student.selection
@@ -76,35 +84,37 @@ class DoSAPP(Method):
         if self.smoothing.interval == "step":
             self._follow(student, self.smoothing.gamma)
 
-    def begin_epoch(self, student: Student, epoch: int, lessons: Lessons) -> None:
+    def begin_epoch(self, student: Student, epoch: int, lessons: Batches) -> None:
         if self.smoothing.interval == "epoch" and epoch > 0:
             self._follow(student, self.smoothing.gamma)
 
     def end_session(self, student: Student, session: Session) -> None:
-        if student.replaced:  # the learner has put other weights in place (ZSCL's average)
-            student.catch_up(self.teacher)
+        if student.weights_assigned:  # the learner has put other weights in place (ZSCL's average)
+            student.sync_copy(self.teacher)
         elif self.smoothing.interval in ("epoch", "session"):
             self._follow(student, self.smoothing.gamma)
 
     # Phase 2, without: each image is seen once
 
     def begin_stream(self, student: Student) -> None:  # lines 8 and 9
-        chosen = student.chosen
+        chosen = student.session_selection
         if self.stream_mask == "union" and self.best:
             mask = top_fraction(self.best, self.learner.sparsity, self.learner.scope)
             chosen = replace(chosen, mask={**(chosen.mask or {}), **mask}, scores=None)
-        student.train_only(chosen)
+        student.set_trainable(chosen)
 
-    def stream_loss(self, student: Student, pixels: Tensor) -> Guess:  # lines 11 to 18
-        seen, words = student.begun(pixels, self.teacher)
-        images, texts = student.net.encode_image(seen), student.net.encode_text(words)
+    def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:  # lines 11 to 18
+        seen, words = student.encode_shared_trunk(pixels, self.teacher)
+        images, texts = student.backbone.encode_image(seen), student.backbone.encode_text(words)
         with torch.inference_mode():
             teacher = self.teacher.encode_image(seen) @ self.teacher.encode_text(words).T
             own = images @ texts.T
             labels = LABELLERS[self.labels](teacher, own)
             differ = (teacher.argmax(dim=1) != own.argmax(dim=1)).float().mean().item()
         labels = labels.clone()  # out of inference mode
-        return Guess(labels, clip_loss(images, texts[labels], student.net.scale), differ)
+        return AdaptResult(
+            labels, clip_loss(images, texts[labels], student.backbone.logit_scale), differ
+        )
 
     def after_stream_step(self, student: Student) -> None:  # line 19
         self._follow(student, self.smoothing.lam)
@@ -114,14 +124,14 @@ class DoSAPP(Method):
 
     # Answering and saving
 
-    def twins(self) -> Mapping[str, Backbone]:
+    def shared_copies(self) -> Mapping[str, Backbone]:
         return {"teacher": self.teacher}
 
     def experts(self, student: Student) -> Mapping[str, Backbone]:
-        return {"teacher": self.teacher, "student": student.net}
+        return {"teacher": self.teacher, "student": student.backbone}
 
-    def tensors(self) -> Tensors:
+    def state_dict(self) -> Tensors:
         return {f"best/{name}": score for name, score in self.best.items()}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         self.best = select_prefix("best/", tensors)

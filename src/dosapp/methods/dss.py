@@ -8,29 +8,29 @@ import torch
 from torch import Tensor
 
 from dosapp.functional.losses import complementary_loss, soft_cross_entropy
-from dosapp.methods.base import Guess, Memory, Tensors, settings
-from dosapp.methods.mean_teacher import Taught
+from dosapp.methods.base import AdaptResult, Decay, Tensors, method_dataclass
+from dosapp.methods.mean_teacher import MeanTeacher
 from dosapp.student.student import Student
 
 
-@settings
-class DSS(Taught):
-    idea = "learn what sure images are and what unsure ones are not"
+@method_dataclass
+class DSS(MeanTeacher):
+    summary = "learn what sure images are and what unsure ones are not"
     reference = "after the abstract of Wang et al., 2024"
     abilities = frozenset({"corrupted data"})
 
-    memory: Memory = 0.9  # of the moving threshold
+    memory: Decay = 0.9  # of the moving threshold
 
-    def start(self, student: Student) -> None:
-        super().start(student)
+    def setup(self, student: Student) -> None:
+        super().setup(student)
         self.threshold = -1.0  # none yet
 
     def begin_stream(self, student: Student) -> None:
         super().begin_stream(student)
         self.threshold = -1.0  # the classes are others now
 
-    def stream_loss(self, student: Student, pixels: Tensor) -> Guess:
-        new, old = self.logits(student, pixels), self.taught(student, pixels)
+    def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
+        new, old = self.student_logits(student, pixels), self.teacher_logits(student, pixels)
         sure = old.softmax(dim=1).max(dim=1)
         mean = sure.values.mean().item()
         past = mean if self.threshold < 0 else self.threshold
@@ -39,10 +39,10 @@ class DSS(Taught):
         target = torch.nn.functional.one_hot(sure.indices, old.shape[1]).to(new.dtype)
         unlikely = old.softmax(dim=1) < 1 / old.shape[1]  # [B, C]: less than by chance
         each = torch.where(high, soft_cross_entropy(new, target), complementary_loss(new, unlikely))
-        return self.guess(new, old, each.mean())
+        return self.make_result(new, old, each.mean())
 
-    def tensors(self) -> Tensors:
+    def state_dict(self) -> Tensors:
         return {"threshold": torch.tensor(self.threshold, dtype=torch.float64)}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         self.threshold = tensors["threshold"].item()

@@ -14,22 +14,22 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from dosapp.backbones.base import Backbone, Insert, Joint, Pixels
-from dosapp.backbones.wrappers import Added, within
+from dosapp.backbones.base import Backbone, BlockHook, Pixels, TowerHooks
+from dosapp.backbones.wrappers import BackboneWrapper, find_wrapper
 from dosapp.functional.losses import entropy
-from dosapp.methods.base import Batch, Guess, Method, Review, settings
+from dosapp.methods.base import AdaptResult, Batch, Method, TrainingStage, method_dataclass
 from dosapp.runtime.rng import torch_rng
 from dosapp.student.student import Selection, Student
 
 
-class Meta(Added):
+class Meta(BackboneWrapper):
     """The meta networks of all parts; `strayed` collects how far each went in the last pass."""
 
     def __init__(self, inner: Backbone, parts: int, narrow: int, seed: int) -> None:
-        parts = min(parts, inner.blocks)
-        size = inner.blocks // parts  # the last part takes what is left: 12 → 2, 2, 2, 2, 4
-        self.ends = [size * (n + 1) - 1 for n in range(parts - 1)] + [inner.blocks - 1]
-        generator, wide = torch_rng("ecotta", seed), inner.width
+        parts = min(parts, inner.num_blocks)
+        size = inner.num_blocks // parts  # the last part takes what is left: 12 → 2, 2, 2, 2, 4
+        self.ends = [size * (n + 1) - 1 for n in range(parts - 1)] + [inner.num_blocks - 1]
+        generator, wide = torch_rng("ecotta", seed), inner.hidden_size
         extra = {}
         for n in range(parts):
             extra[f"ecotta.{n}.scale"] = torch.ones(wide)
@@ -39,12 +39,14 @@ class Meta(Added):
         super().__init__(inner, extra)
         self.strayed: list[Tensor] = []
 
-    def pool_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
+    def pool_image(self, pixels: Pixels, hooks: TowerHooks | None = None) -> Tensor:
         self.strayed = []
-        joints = {end: self._joint(n) for n, end in enumerate(self.ends)}
-        return self.inner.pool_image(pixels, replace(insert or Insert(), joints=joints))
+        block_hooks = {end: self._joint(n) for n, end in enumerate(self.ends)}
+        return self.inner.pool_image(
+            pixels, replace(hooks or TowerHooks(), block_hooks=block_hooks)
+        )
 
-    def _joint(self, part: int) -> Joint:
+    def _joint(self, part: int) -> BlockHook:
         scale, shift, down, up = (
             self.extra[f"ecotta.{part}.{name}"] for name in ("scale", "shift", "down", "up")
         )
@@ -61,9 +63,9 @@ class Meta(Added):
         return join
 
 
-@settings
+@method_dataclass
 class EcoTTA(Method):
-    idea = "train meta networks beside a frozen network, near what its parts would say"
+    summary = "train meta networks beside a frozen network, near what its parts would say"
     reference = "Song et al., 2023"
     phase = "unlabelled"
     abilities = frozenset({"corrupted data", "reduces forgetting"})
@@ -74,26 +76,26 @@ class EcoTTA(Method):
     margin: PositiveFloat = 0.4  # sure: entropy below this times ln C
     warmup: NonNegativeInt = 1  # passes over each session's lessons
 
-    def extend(self, net: Backbone, seed: int) -> Backbone:
+    def wrap_backbone(self, net: Backbone, seed: int) -> Backbone:
         return Meta(net, self.parts, self.bottleneck, seed)
 
     def selection(self, student: Student) -> Selection:
-        return Selection(tuple(within(student.net, Meta).extra))
+        return Selection(tuple(find_wrapper(student.backbone, Meta).extra))
 
-    def reviews(self, student: Student, per_epoch: int) -> Sequence[Review]:
+    def extra_stages(self, student: Student, per_epoch: int) -> Sequence[TrainingStage]:
         def loss(student: Student, batch: Callable[[], Batch], step: int) -> Tensor:
             lesson = batch()
             return cross_entropy(student.image_logits(lesson.pixels), lesson.labels)
 
-        return [Review(self.warmup * per_epoch, self.selection(student), loss)]
+        return [TrainingStage(self.warmup * per_epoch, self.selection(student), loss)]
 
     def begin_stream(self, student: Student) -> None:
-        student.train_only(self.selection(student))
+        student.set_trainable(self.selection(student))
 
-    def stream_loss(self, student: Student, pixels: Tensor) -> Guess:
+    def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
         logits = student.image_logits(pixels)
         unsure = entropy(logits)
         sure = unsure.detach() < self.margin * math.log(logits.shape[1])
-        strayed = torch.stack(within(student.net, Meta).strayed).sum()
+        strayed = torch.stack(find_wrapper(student.backbone, Meta).strayed).sum()
         loss = self.stay * strayed + (unsure * sure).sum() / sure.sum().clamp(min=1)
-        return Guess(logits.argmax(dim=1), loss)
+        return AdaptResult(logits.argmax(dim=1), loss)

@@ -1,15 +1,15 @@
 """Fine-tuning with the loss CLIP was trained with, one task after the other or all at once."""
 
-from dosapp.methods.base import Method, settings
+from dosapp.methods.base import Method, method_dataclass
 
 
-@settings
+@method_dataclass
 class FLYP(Method):
-    idea = "fine-tune every weight with CLIP's own loss"
+    summary = "fine-tune every weight with CLIP's own loss"
     reference = "Goyal et al., 2023"
 
 
-@settings
+@method_dataclass
 class Joint(FLYP):
-    idea = "FLYP on all tasks at once: the upper bound"
+    summary = "FLYP on all tasks at once: the upper bound"
     joint = True

@@ -10,45 +10,45 @@ from torch import Tensor
 
 from dosapp.backbones.base import Backbone, Expert
 from dosapp.backbones.wrappers import Ensemble
-from dosapp.methods.base import Guess, Method, Share, settings
+from dosapp.methods.base import AdaptResult, Method, UnitInterval, method_dataclass
 from dosapp.student.student import Student
 
 
-@settings
-class Taught(Method):
+@method_dataclass
+class MeanTeacher(Method):
     phase = "unlabelled"
 
-    momentum: Share = 0.999  # of the teacher, per step
+    momentum: UnitInterval = 0.999  # of the teacher, per step
 
-    def start(self, student: Student) -> None:
-        self.teacher: Backbone = student.twin()
-        self.ensemble = Ensemble(student.net, self.teacher)
+    def setup(self, student: Student) -> None:
+        self.teacher: Backbone = student.shared_copy()
+        self.ensemble = Ensemble(student.backbone, self.teacher)
 
     def begin_stream(self, student: Student) -> None:
-        student.train_only(student.chosen)
-        student.catch_up(self.teacher)
+        student.set_trainable(student.session_selection)
+        student.sync_copy(self.teacher)
 
     def after_stream_step(self, student: Student) -> None:
         student.ema_update(self.teacher, active=self.momentum, frozen=1.0)
 
-    def logits(self, student: Student, pixels: Tensor) -> Tensor:
+    def student_logits(self, student: Student, pixels: Tensor) -> Tensor:
         """The student's, scaled `[B, C]`; the scale itself must not learn to be sure."""
-        return student.net.scale.detach() * student.logits(pixels)
+        return student.backbone.logit_scale.detach() * student.logits(pixels)
 
-    def taught(self, student: Student, pixels: Tensor) -> Tensor:
+    def teacher_logits(self, student: Student, pixels: Tensor) -> Tensor:
         """The teacher's, scaled `[B, C]`."""
         with torch.no_grad():
-            return self.teacher.scale * student.logits(pixels, self.teacher)
+            return self.teacher.logit_scale * student.logits(pixels, self.teacher)
 
-    def guess(self, new: Tensor, old: Tensor, loss: Tensor | None) -> Guess:
+    def make_result(self, new: Tensor, old: Tensor, loss: Tensor | None) -> AdaptResult:
         """Labels by the two together, and how often they differ."""
         with torch.no_grad():
             labels = (new.softmax(dim=1) + old.softmax(dim=1)).argmax(dim=1)
             differ = (new.argmax(dim=1) != old.argmax(dim=1)).float().mean().item()
-        return Guess(labels, loss, differ)
+        return AdaptResult(labels, loss, differ)
 
-    def twins(self) -> Mapping[str, Backbone]:
+    def shared_copies(self) -> Mapping[str, Backbone]:
         return {"teacher": self.teacher}
 
     def experts(self, student: Student) -> Mapping[str, Expert]:
-        return {"ensemble": self.ensemble, "teacher": self.teacher, "student": student.net}
+        return {"ensemble": self.ensemble, "teacher": self.teacher, "student": student.backbone}

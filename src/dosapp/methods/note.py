@@ -12,29 +12,29 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from dosapp.functional.losses import entropy
-from dosapp.methods.base import Guess, Tensors, settings
+from dosapp.methods.base import AdaptResult, Tensors, method_dataclass
 from dosapp.methods.reservoir import Reservoir
 from dosapp.methods.tent import Tent
 from dosapp.student.student import Student
 
 
-@settings
+@method_dataclass
 class NOTE(Tent):
-    idea = "Tent on a reservoir of the stream that is balanced by predicted class"
+    summary = "Tent on a reservoir of the stream that is balanced by predicted class"
     reference = "Gong et al., 2022"
     abilities = frozenset({"corrupted data"})
     stores_data = True
 
     capacity: PositiveInt = 64  # pictures kept
 
-    def start(self, student: Student) -> None:
+    def setup(self, student: Student) -> None:
         self.reservoir = Reservoir(self.capacity)
 
     def begin_stream(self, student: Student) -> None:
         super().begin_stream(student)
         self.reservoir = Reservoir(self.capacity)  # the classes are others now
 
-    def stream_loss(self, student: Student, pixels: Tensor) -> Guess:
+    def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
         with torch.no_grad():
             labels = student.image_logits(pixels).argmax(dim=1)
         generator = student.rng("reservoir", self.reservoir.offered)
@@ -42,14 +42,14 @@ class NOTE(Tent):
             self.reservoir.offer(picture, label, generator)
         logits = student.image_logits(torch.stack(self.reservoir.pictures))
         # The mean over images and classes, as released: entropy over C.
-        return Guess(labels, entropy(logits).mean() / logits.shape[1])
+        return AdaptResult(labels, entropy(logits).mean() / logits.shape[1])
 
-    def forget(self, place: int) -> None:
+    def remove_class(self, index: int) -> None:
         self.reservoir = Reservoir(self.capacity)
 
-    def scratch(self) -> Tensors:
+    def working_state_dict(self) -> Tensors:
         return self.reservoir.state()
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         self.reservoir = Reservoir(self.capacity)
         self.reservoir.load(tensors)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from dosapp.backbones.base import Backbone, Insert, Pixels
-from dosapp.backbones.wrappers import Added
+from dosapp.backbones.base import Backbone, Pixels, TowerHooks
+from dosapp.backbones.wrappers import BackboneWrapper
 from dosapp.runtime.rng import torch_rng
 
 
@@ -17,7 +17,7 @@ def uniform(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.rand(shape, generator=generator) * 2 - 1
 
 
-class Keyed(Added):
+class Keyed(BackboneWrapper):
     """Prompts with keys. `near [B]`: how near the keys in use were to the last batch's queries."""
 
     keys: str  # the name of their tensor
@@ -43,8 +43,8 @@ class Pool(Keyed):
     ) -> None:
         generator = torch_rng("l2p", seed)
         extra = {
-            "l2p.prompts": uniform(generator, size, length, inner.width),
-            self.keys: uniform(generator, size, inner.features),
+            "l2p.prompts": uniform(generator, size, length, inner.hidden_size),
+            self.keys: uniform(generator, size, inner.embed_dim),
         }
         super().__init__(inner, extra)
         self.take, self.together = take, together
@@ -57,12 +57,12 @@ class Pool(Keyed):
             found = votes.topk(self.take).indices.expand(len(likeness), -1)
         return found
 
-    def pool_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
+    def pool_image(self, pixels: Pixels, hooks: TowerHooks | None = None) -> Tensor:
         likeness = self.likeness(self.query(pixels))
         found = self.nearest(likeness)
         self.near = likeness.gather(1, found).sum(dim=1)
         prompts = self.extra["l2p.prompts"][found].flatten(1, 2)  # [B, take · length, W]
-        return self.inner.pool_image(pixels, replace(insert or Insert(), prompts=prompts))
+        return self.inner.pool_image(pixels, replace(hooks or TowerHooks(), prompts=prompts))
 
 
 @dataclass
@@ -82,18 +82,18 @@ class Prefixes(Keyed):
         self, inner: Backbone, size: int, length: int, general: int, expert: int, seed: int
     ) -> None:
         generator = torch_rng("dualprompt", seed)
-        self.general = range(min(general, inner.blocks))
-        self.expert = range(len(self.general), min(general + expert, inner.blocks))
-        shape = (2, length, inner.width)
+        self.general = range(min(general, inner.num_blocks))
+        self.expert = range(len(self.general), min(general + expert, inner.num_blocks))
+        shape = (2, length, inner.hidden_size)
         extra = {
             "dualprompt.general": uniform(generator, len(self.general), *shape),
             "dualprompt.expert": uniform(generator, size, len(self.expert), *shape),
-            self.keys: uniform(generator, size, inner.features),
+            self.keys: uniform(generator, size, inner.embed_dim),
         }
         super().__init__(inner, extra)
         self.route = Route()
 
-    def pool_image(self, pixels: Pixels, insert: Insert | None = None) -> Tensor:
+    def pool_image(self, pixels: Pixels, hooks: TowerHooks | None = None) -> Tensor:
         likeness = self.likeness(self.query(pixels))[:, : max(1, self.route.known)]
         row = likeness.argmax(dim=1)
         if self.route.teaching:
@@ -102,4 +102,4 @@ class Prefixes(Keyed):
         shared = self.extra["dualprompt.general"][:, :, None].expand(-1, -1, len(pixels), -1, -1)
         mine = self.extra["dualprompt.expert"][row].permute(1, 2, 0, 3, 4)  # [blocks, 2, B, P, W]
         prefixes = dict(zip((*self.general, *self.expert), (*shared, *mine), strict=True))
-        return self.inner.pool_image(pixels, replace(insert or Insert(), prefixes=prefixes))
+        return self.inner.pool_image(pixels, replace(hooks or TowerHooks(), prefixes=prefixes))

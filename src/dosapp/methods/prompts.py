@@ -12,16 +12,16 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone
-from dosapp.backbones.wrappers import within
+from dosapp.backbones.wrappers import find_wrapper
 from dosapp.errors import InputError
 from dosapp.functional.losses import masked_cross_entropy
-from dosapp.methods.base import Batch, Lessons, Method, Tensors, settings
+from dosapp.methods.base import Batch, Batches, Method, Tensors, method_dataclass
 from dosapp.methods.prompting import Keyed, Pool, Prefixes
 from dosapp.scenario import Session
 from dosapp.student.student import Selection, Student
 
 
-@settings
+@method_dataclass
 class Prompted(Method):
     """What both have in common: what they learn, and from which loss."""
 
@@ -30,12 +30,12 @@ class Prompted(Method):
     pull: NonNegativeFloat = 0.1  # of keys to the features they were chosen for
 
     def prompts(self, student: Student) -> Keyed:
-        return within(student.net, Keyed)
+        return find_wrapper(student.backbone, Keyed)
 
-    def start(self, student: Student) -> None:
+    def setup(self, student: Student) -> None:
         self.current = torch.zeros(0, dtype=torch.long)  # classes of the session
 
-    def choose(self, student: Student, lessons: Lessons) -> Selection:
+    def select_parameters(self, student: Student, lessons: Batches) -> Selection:
         return Selection(tuple(self.prompts(student).extra))
 
     def begin_session(self, student: Student, session: Session) -> None:
@@ -49,16 +49,16 @@ class Prompted(Method):
         near = self.prompts(student).near[~batch.replayed]  # a set's key is for its own session
         return loss - self.pull * near.mean()
 
-    def tensors(self) -> Tensors:
+    def state_dict(self) -> Tensors:
         return {"current": self.current}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         self.current = tensors["current"]
 
 
-@settings
+@method_dataclass
 class L2P(Prompted):
-    idea = "a pool of prompts beside the patches, chosen for each picture by key"
+    summary = "a pool of prompts beside the patches, chosen for each picture by key"
     reference = "Wang et al., 2022"
 
     take: PositiveInt = 5  # prompts per picture
@@ -68,13 +68,13 @@ class L2P(Prompted):
         if self.take > self.pool:
             raise ValueError(f"cannot take {self.take} of {self.pool} prompts")
 
-    def extend(self, net: Backbone, seed: int) -> Backbone:
+    def wrap_backbone(self, net: Backbone, seed: int) -> Backbone:
         return Pool(net, self.pool, self.length, self.take, self.together, seed)
 
 
-@settings
+@method_dataclass
 class DualPrompt(Prompted):
-    idea = "key and value prefixes in the first blocks, general ones and one set per session"
+    summary = "key and value prefixes in the first blocks, general ones and one set per session"
     reference = "Wang et al., 2022"
 
     pool: PositiveInt = 10  # sessions that can have a set
@@ -82,14 +82,14 @@ class DualPrompt(Prompted):
     general: PositiveInt = 2  # blocks with general prefixes, from the first
     expert: PositiveInt = 3  # blocks with the session's, after those
 
-    def extend(self, net: Backbone, seed: int) -> Backbone:
+    def wrap_backbone(self, net: Backbone, seed: int) -> Backbone:
         return Prefixes(net, self.pool, self.length, self.general, self.expert, seed)
 
-    def start(self, student: Student) -> None:
-        super().start(student)
-        self.route = within(student.net, Prefixes).route
+    def setup(self, student: Student) -> None:
+        super().setup(student)
+        self.route = find_wrapper(student.backbone, Prefixes).route
 
-    def check(self, student: Student, session: Session) -> None:
+    def check_session(self, student: Student, session: Session) -> None:
         known = self.route.known
         if known >= self.pool:
             raise InputError(
@@ -97,7 +97,7 @@ class DualPrompt(Prompted):
                 f"{known + 1}; start again with --set pool={2 * self.pool}"
             )
 
-    def choose(self, student: Student, lessons: Lessons) -> Selection:
+    def select_parameters(self, student: Student, lessons: Batches) -> Selection:
         """The general prefixes, and the new session's row of the others."""
         prompts = self.prompts(student)
         row, mask = self.route.known, {}
@@ -115,14 +115,14 @@ class DualPrompt(Prompted):
             student.assign({"dualprompt.expert": sets})
         self.route.known, self.route.teaching = row + 1, True
 
-    def end_lessons(self, student: Student, session: Session) -> None:
+    def end_training(self, student: Student, session: Session) -> None:
         self.route.teaching = False
 
-    def tensors(self) -> Tensors:
+    def state_dict(self) -> Tensors:
         route = torch.tensor([self.route.known, self.route.teaching])
-        return {**super().tensors(), "route": route}
+        return {**super().state_dict(), "route": route}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        super().load(tensors)
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        super().load_state_dict(tensors)
         known, teaching = tensors["route"].tolist()
         self.route.known, self.route.teaching = int(known), bool(teaching)

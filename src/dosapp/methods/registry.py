@@ -61,13 +61,13 @@ for entry in entry_points(group="dosapp.methods"):  # of other packages; ours ke
         warnings.warn(f"method '{entry.name}' is left out: {error}", stacklevel=2)
 
 
-def named(name: str) -> type[Method]:
+def get_method(name: str) -> type[Method]:
     if name not in METHODS:
         raise unknown_name("method", name, METHODS, "dosapp methods")
     return METHODS[name]
 
 
-def build(
+def build_method(
     method: str, adapt: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Method:
     """A method, or a pair, with its options by full or last name (`sparsity=0.3`).
@@ -75,24 +75,26 @@ def build(
     In a pair a name that both halves know goes to both, `labelled.pull` or `unlabelled.pull` to
     one.
     """
-    kinds = {"labelled": named(method)} | ({"unlabelled": named(adapt)} if adapt else {})
-    if adapt and named(adapt).phase not in ("unlabelled", "both"):
+    kinds = {"labelled": get_method(method)} | ({"unlabelled": get_method(adapt)} if adapt else {})
+    if adapt and get_method(adapt).phase not in ("unlabelled", "both"):
         usable = [n for n, kind in METHODS.items() if kind.phase in ("unlabelled", "both")]
         raise InputError(
             f"'{adapt}' cannot adapt without labels; --adapt takes {', '.join(usable)}"
         )
-    if named(method).phase == "unlabelled":
+    if get_method(method).phase == "unlabelled":
         raise InputError(f"'{method}' needs a learner before it; try --method spu --adapt {method}")
     chosen: dict[str, dict[str, Any]] = {half: {} for half in kinds}
     for name, value in (options or {}).items():
         places = [
             (half, path)
             for half, kind in kinds.items()
-            for path in kind().settings()
+            for path in kind().hyperparameters()
             if f".{half}.{path}".endswith(f".{name}")
         ]
         if not places:
-            known = [p.rpartition(".")[2] for kind in kinds.values() for p in kind().settings()]
+            known = [
+                p.rpartition(".")[2] for kind in kinds.values() for p in kind().hyperparameters()
+            ]
             raise unknown_name("setting", name, known, f"dosapp methods {method}")
         for half, path in places:
             chosen[half][path] = value
@@ -103,7 +105,7 @@ def build(
 def _make(kind: type[Method], chosen: Mapping[str, Any]) -> Method:
     """The method with these settings instead of its own; parts keep their other settings."""
     nested: dict[str, Any] = {}
-    for path, value in {**kind().settings(), **chosen}.items():
+    for path, value in {**kind().hyperparameters(), **chosen}.items():
         inner = nested
         *outer, last = path.split(".")
         for step in outer:

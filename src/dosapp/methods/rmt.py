@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from dosapp.backbones.base import Backbone
-from dosapp.backbones.wrappers import Added, within
+from dosapp.backbones.wrappers import BackboneWrapper, find_wrapper
 from dosapp.functional.augmentation import augment
 from dosapp.functional.class_indices import remove_class_index
 from dosapp.functional.losses import supervised_contrastive_loss, symmetric_cross_entropy
-from dosapp.methods.base import Guess, Tensors, settings
-from dosapp.methods.mean_teacher import Taught
+from dosapp.methods.base import AdaptResult, Tensors, method_dataclass
+from dosapp.methods.mean_teacher import MeanTeacher
 from dosapp.runtime.rng import torch_rng
 from dosapp.scenario import Session
 from dosapp.student.student import Student
@@ -26,11 +26,11 @@ from dosapp.student.student import Student
 LOOK, SPACE = 64, 128  # images per look at the lessons, dimensions of the projector
 
 
-class Projector(Added):
+class Projector(BackboneWrapper):
     """Features D → 128 → ReLU → 128, for the contrastive term only."""
 
     def __init__(self, inner: Backbone, seed: int) -> None:
-        generator, wide = torch_rng("projector", seed), inner.features
+        generator, wide = torch_rng("projector", seed), inner.embed_dim
         extra = {
             "rmt.first": torch.randn(wide, SPACE, generator=generator) / wide**0.5,
             "rmt.second": torch.randn(SPACE, SPACE, generator=generator) / SPACE**0.5,
@@ -42,9 +42,9 @@ class Projector(Added):
         return normalize(hidden @ self.extra["rmt.second"], dim=-1)
 
 
-@settings
-class RMT(Taught):
-    idea = "agree with a slow teacher, also on augmented images, near the class prototypes"
+@method_dataclass
+class RMT(MeanTeacher):
+    summary = "agree with a slow teacher, also on augmented images, near the class prototypes"
     reference = "Döbler et al., 2023"
     abilities = frozenset({"corrupted data"})
 
@@ -52,21 +52,21 @@ class RMT(Taught):
     contrast: NonNegativeFloat = 1.0  # of the contrastive term
     temperature: PositiveFloat = 0.1
 
-    def extend(self, net: Backbone, seed: int) -> Backbone:
+    def wrap_backbone(self, net: Backbone, seed: int) -> Backbone:
         return Projector(net, seed)
 
-    def start(self, student: Student) -> None:
-        super().start(student)
+    def setup(self, student: Student) -> None:
+        super().setup(student)
         self.prototypes: dict[int, Tensor] = {}  # by position in student.classes
 
-    def check(self, student: Student, session: Session) -> None:
+    def check_session(self, student: Student, session: Session) -> None:
         if self.contrast:
-            session.taught("rmt has no prototype of it")
+            session.check_images("rmt has no prototype of it")
 
     def end_session(self, student: Student, session: Session) -> None:
         """Mean unit feature of each class taught."""
         with torch.no_grad():
-            batches = [student.net.encode_image(x) for x in session.train.batches(LOOK)]
+            batches = [student.backbone.encode_image(x) for x in session.train.batches(LOOK)]
         features, labels = torch.cat(batches), torch.from_numpy(session.train.labels)
         for label in labels.unique().tolist():
             place = student.classes.index(session.classes[label])
@@ -74,31 +74,33 @@ class RMT(Taught):
 
     def begin_stream(self, student: Student) -> None:
         super().begin_stream(student)
-        if student.chosen.names and self.contrast:
-            extra = tuple(within(student.net, Projector).extra)
-            student.train_only(replace(student.chosen, names=(*student.chosen.names, *extra)))
+        if student.session_selection.names and self.contrast:
+            extra = tuple(find_wrapper(student.backbone, Projector).extra)
+            student.set_trainable(
+                replace(student.session_selection, names=(*student.session_selection.names, *extra))
+            )
 
-    def stream_loss(self, student: Student, pixels: Tensor) -> Guess:
-        net = student.net
-        texts, scale = student.captions(), net.scale.detach()
+    def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
+        net = student.backbone
+        texts, scale = student.encode_captions(), net.logit_scale.detach()
         images = net.encode_image(pixels)
         moved = net.encode_image(augment(pixels, student.rng("rmt")))
         plain, other = scale * images @ texts.T, scale * moved @ texts.T
-        old = self.taught(student, pixels)
+        old = self.teacher_logits(student, pixels)
         agree = (symmetric_cross_entropy(plain, old) + symmetric_cross_entropy(other, old)) / 2
         loss = self.agree * agree.mean()
         if self.contrast:
             known = torch.stack(list(self.prototypes.values()))
             nearest = known[(normalize(images.detach(), dim=1) @ normalize(known).T).argmax(dim=1)]
-            views = within(net, Projector)(torch.stack([nearest, images, moved]))
+            views = find_wrapper(net, Projector)(torch.stack([nearest, images, moved]))
             loss = loss + self.contrast * supervised_contrastive_loss(views, self.temperature)
-        return self.guess(plain, old, loss)
+        return self.make_result(plain, old, loss)
 
-    def forget(self, place: int) -> None:
-        self.prototypes = remove_class_index(self.prototypes, place)
+    def remove_class(self, index: int) -> None:
+        self.prototypes = remove_class_index(self.prototypes, index)
 
-    def tensors(self) -> Tensors:
+    def state_dict(self) -> Tensors:
         return {f"prototypes/{place}": mean for place, mean in self.prototypes.items()}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         self.prototypes = {int(name.rpartition("/")[2]): mean for name, mean in tensors.items()}

@@ -9,17 +9,17 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from dosapp.functional.masks import Mask, Scores, top_count, top_fraction
-from dosapp.methods.base import Lessons, Method, Portion, settings
+from dosapp.methods.base import Batches, Fraction, Method, method_dataclass
 from dosapp.student.student import Selection, Student
 
 
-@settings
+@method_dataclass
 class SparCL(Method):
-    idea = "move the few weights of each layer that are largest and want to move"
+    summary = "move the few weights of each layer that are largest and want to move"
     reference = "Wang et al., 2022"
 
-    density: Portion = 0.05  # share of each layer's entries that moves
-    kept: Portion = 0.04  # of those, chosen by importance in the first epochs; the rest at random
+    density: Fraction = 0.05  # share of each layer's entries that moves
+    kept: Fraction = 0.04  # of those, chosen by importance in the first epochs; the rest at random
     every: PositiveInt = 5  # epochs between masks
     gradient: NonNegativeFloat = 0.5  # its part in the importance
 
@@ -27,18 +27,18 @@ class SparCL(Method):
         if self.kept > self.density:
             raise ValueError(f"cannot keep {self.kept:g} in a mask of {self.density:g}")
 
-    def choose(self, student: Student, lessons: Lessons) -> Selection:
+    def select_parameters(self, student: Student, lessons: Batches) -> Selection:
         importance = self.importance(student, lessons)
         mask = self.mask(student, 0, importance)
         return Selection(tuple(mask), mask, importance)
 
-    def begin_epoch(self, student: Student, epoch: int, lessons: Lessons) -> None:
+    def begin_epoch(self, student: Student, epoch: int, lessons: Batches) -> None:
         if epoch > 0 and epoch % self.every == 0:
-            student.remask(self.mask(student, epoch, self.importance(student, lessons)))
+            student.change_mask(self.mask(student, epoch, self.importance(student, lessons)))
 
-    def importance(self, student: Student, lessons: Lessons) -> Scores:
-        weights = student.net.matrices()
-        wanting = student.scores(weights, (self.loss(student, batch) for batch in lessons))
+    def importance(self, student: Student, lessons: Batches) -> Scores:
+        weights = student.backbone.linear_weights()
+        wanting = student.score_weights(weights, (self.loss(student, batch) for batch in lessons))
         return {n: w.detach().abs() + self.gradient * wanting[n] for n, w in weights.items()}
 
     def mask(self, student: Student, epoch: int, importance: Scores) -> Mask:

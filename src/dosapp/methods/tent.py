@@ -7,19 +7,19 @@ move, and class captions stay what they were.
 from torch import Tensor
 
 from dosapp.functional.losses import entropy
-from dosapp.methods.base import Guess, Method, settings
+from dosapp.methods.base import AdaptResult, Method, method_dataclass
 from dosapp.student.student import Selection, Student
 
 
-@settings
+@method_dataclass
 class Tent(Method):
-    idea = "minimise the entropy of predictions, in LayerNorm weights only"
+    summary = "minimise the entropy of predictions, in LayerNorm weights only"
     reference = "Wang et al., 2021"
     phase = "unlabelled"
 
     def begin_stream(self, student: Student) -> None:
-        student.train_only(Selection(tuple(student.net.image_norms())))
+        student.set_trainable(Selection(tuple(student.backbone.image_norm_weights())))
 
-    def stream_loss(self, student: Student, pixels: Tensor) -> Guess:
+    def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
         logits = student.image_logits(pixels)
-        return Guess(logits.argmax(dim=1), entropy(logits).mean())
+        return AdaptResult(logits.argmax(dim=1), entropy(logits).mean())

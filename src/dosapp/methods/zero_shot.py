@@ -1,14 +1,14 @@
 """CLIP as it is: the floor of every table."""
 
-from dosapp.methods.base import Lessons, Method, settings
+from dosapp.methods.base import Batches, Method, method_dataclass
 from dosapp.student.student import Selection, Student
 
 
-@settings
+@method_dataclass
 class ZeroShot(Method):
-    idea = "the pretrained model, never trained"
+    summary = "the pretrained model, never trained"
     reference = "Radford et al., 2021"
     phase = "none"
 
-    def choose(self, student: Student, lessons: Lessons) -> Selection:
+    def select_parameters(self, student: Student, lessons: Batches) -> Selection:
         return Selection()

@@ -16,14 +16,14 @@ from dosapp.data.base import Dataset
 from dosapp.data.registry import DOMAINS, load_dataset
 from dosapp.errors import InputError
 from dosapp.functional.losses import soft_cross_entropy
-from dosapp.methods.base import Batch, Method, Tensors, settings
+from dosapp.methods.base import Batch, Method, Tensors, method_dataclass
 from dosapp.scenario import Session
 from dosapp.student.student import Student
 
 
-@settings
+@method_dataclass
 class ZSCL(Method):
-    idea = "keep the original model's answers on reference pictures; average the weights"
+    summary = "keep the original model's answers on reference pictures; average the weights"
     reference = "Zheng et al., 2023"
 
     references: str = ""  # a dataset's name, a folder, or a CSV
@@ -32,11 +32,11 @@ class ZSCL(Method):
     look: PositiveInt = 64  # reference pictures per step
     every: NonNegativeInt = 10  # steps between samples of the average; 0: no average
 
-    def start(self, student: Student) -> None:
+    def setup(self, student: Student) -> None:
         self._check_given()
         self.found: Dataset | None = None  # opened for lessons; answering needs no references
-        self.original: Backbone = student.twin()
-        self.average: Backbone = student.twin()
+        self.original: Backbone = student.shared_copy()
+        self.average: Backbone = student.shared_copy()
         self.samples = 1
 
     def _check_given(self) -> None:
@@ -46,8 +46,8 @@ class ZSCL(Method):
                 "of a folder of class folders or of a CSV"
             )
 
-    def check(self, student: Student, session: Session) -> None:
-        self.looked_up(student.net)
+    def check_session(self, student: Student, session: Session) -> None:
+        self.looked_up(student.backbone)
 
     def looked_up(self, net: Backbone) -> Dataset:
         if self.found is None:
@@ -65,7 +65,7 @@ class ZSCL(Method):
         return [f"{key} {name}" for key, name in zip(keys, names, strict=True)]
 
     def begin_session(self, student: Student, session: Session) -> None:
-        student.catch_up(self.average)
+        student.sync_copy(self.average)
         self.samples = 1  # where the session begins is the first
 
     def loss(self, student: Student, batch: Batch) -> Tensor:
@@ -76,17 +76,17 @@ class ZSCL(Method):
 
         Captions are read by the original model on both sides.
         """
-        found = self.looked_up(student.net)
+        found = self.looked_up(student.backbone)
         labels = found.train.labels
         rows = torch.randperm(len(labels), generator=student.rng("references"))[: self.look]
         pixels = found.train.pictures.read(rows.numpy()).float() / 255
         names = (found.classes[labels[row]] for row in rows.tolist())
         captions = [found.prompts.caption(name) for name in names]
-        scale, T = student.net.scale, self.temperature
+        scale, T = student.backbone.logit_scale, self.temperature
         with torch.no_grad():
             texts = self.original.encode_text(captions)
             old = scale * self.original.encode_image(pixels) @ texts.T / T
-        new = scale * student.net.encode_image(pixels) @ texts.T / T
+        new = scale * student.backbone.encode_image(pixels) @ texts.T / T
         images = soft_cross_entropy(new, old.softmax(dim=1)).mean()
         captioned = soft_cross_entropy(new.T, old.T.softmax(dim=1)).mean()
         return (images + captioned) * T**2
@@ -98,16 +98,16 @@ class ZSCL(Method):
             student.ema_update(self.average, active=share, frozen=share)
             self.samples += 1
 
-    def end_lessons(self, student: Student, session: Session) -> None:
+    def end_training(self, student: Student, session: Session) -> None:
         if self.every:  # the average is the model from here on
             averaged = self.average.weights()
             student.assign({n: averaged[n] for n in student.selection.names})
 
-    def twins(self) -> Mapping[str, Backbone]:
+    def shared_copies(self) -> Mapping[str, Backbone]:
         return {"original": self.original, "average": self.average}
 
-    def tensors(self) -> Tensors:
+    def state_dict(self) -> Tensors:
         return {"samples": torch.tensor(self.samples)}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         self.samples = int(tensors["samples"])

@@ -8,7 +8,7 @@ from typing import Any
 
 from dosapp.errors import InputError
 from dosapp.experiments.result import Result, settings_of
-from dosapp.methods.registry import build
+from dosapp.methods.registry import build_method
 from dosapp.report.tables import Row
 
 FEWEST = 3  # values that make a line
@@ -43,7 +43,7 @@ def _said(result: Result) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # odd values were noted when the run was planned
         try:
-            own = build(said["method"], said["adapt"], said["options"]).settings()
+            own = build_method(said["method"], said["adapt"], said["options"]).hyperparameters()
         except InputError:  # an old result of a method that is no more
             own = said["options"]
     return {k: v for k, v in said.items() if k not in ("options", "seed")} | own

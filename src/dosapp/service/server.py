@@ -80,8 +80,8 @@ def demo(folder: Path) -> Canary:
     """A learner of ten shapes, if the folder has none yet, and pictures to watch it with."""
     settings: RunSettings = RunSettings.checked(DEMO)
     fresh = not (folder / "learner.json").exists()
-    learner = Learner(LearnerSettings(rivals=True)) if fresh else Learner.opened(folder)
-    stream = open_stream(settings, learner.student.net)
+    learner = Learner(LearnerSettings(rivals=True)) if fresh else Learner.open(folder)
+    stream = open_stream(settings, learner.student.backbone)
     if fresh:
         learner.learn(stream.session(0))
         learner.save(folder, "taught ten shapes for the demo")

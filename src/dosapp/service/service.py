@@ -22,7 +22,7 @@ from torch import Tensor
 from dosapp.data.folder import found_in, part
 from dosapp.errors import InputError
 from dosapp.history.history import History
-from dosapp.learner.learner import Learner, last_whole
+from dosapp.learner.learner import Learner, load_latest
 from dosapp.runtime.files import lock_folder
 from dosapp.service.audit import Audit
 from dosapp.service.guards import Canary
@@ -137,7 +137,7 @@ class Teaching(Service):
         self, folder: Path, settings: ServiceSettings | None = None, canary: Canary | None = None
     ) -> None:
         super().__init__(folder, settings, canary)
-        learner = Learner.opened(folder, device=self.settings.device, learns=False)
+        learner = Learner.open(folder, device=self.settings.device, learns=False)
         if learner.method.stores_data:
             raise InputError(
                 f"'{folder}' learns with a method that keeps pictures of the stream; a service "
@@ -149,15 +149,17 @@ class Teaching(Service):
         learner.settings = learner.settings.model_copy(update=wanted)
         self.history = learner.history(folder)
         known = self.history.exists()
-        learner = learner.at(*last_whole(self.history)) if known else learner.at(learner.state())
-        if self.history.torn:  # what could not be read is set aside before anybody asks for it
-            self.history.checkpoint(learner.state(), learner.working())
+        learner = learner.at(*load_latest(self.history)) if known else learner.at(learner.state())
+        if (
+            self.history.has_corrupt_tail
+        ):  # what could not be read is set aside before anybody asks for it
+            self.history.checkpoint(learner.state(), learner.working_state())
         self.uploads = Uploads(learner, s)
         if canary is None and s.canary is not None:
             self.canary = canary_in(s.canary, self.uploads)
         if not self.history.head:
             self.history.commit(learner.state(), "the service began")
-            self.history.checkpoint(learner.state(), learner.working())
+            self.history.checkpoint(learner.state(), learner.working_state())
         first = Published(self.history.head, learner.at(learner.state(), learns=False))
         self.reader = Reader(first, s)
         self.writer = Writer(learner, self.history, s, self._publish, self.canary)
@@ -322,7 +324,7 @@ class Replica(Service):
 
     def __init__(self, folder: Path, settings: ServiceSettings | None = None) -> None:
         super().__init__(folder, settings)
-        self._learner = Learner.opened(folder, device=self.settings.device, learns=False)
+        self._learner = Learner.open(folder, device=self.settings.device, learns=False)
         self.history = self._learner.history(folder)
         self.uploads = Uploads(self._learner, self.settings)
         self._followed = (0, "")  # the newest head, by number and checksum

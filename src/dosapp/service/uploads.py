@@ -35,7 +35,7 @@ class TooLargeError(InputError):
 class Uploads:
     def __init__(self, learner: Learner, settings: ServiceSettings) -> None:
         origin = learner.origin  # stays, whatever becomes of this learner
-        self.size, self.prepare = origin.pixels, origin.picture
+        self.size, self.prepare = origin.image_size, origin.picture
         self.settings = settings
 
     # One picture

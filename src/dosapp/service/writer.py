@@ -207,7 +207,7 @@ class Writer:
     def rollback(self, number: int, who: str) -> int:
         """What a version was, as a new version on top."""
         self._close_interval()
-        self.learner = self.learner.returned(self.history.at(number))
+        self.learner = self.learner.rolled_back(self.history.at(number))
         self._forget_stream()
         return self._changed_by_hand(f"rolled back to version {number}", who)
 
@@ -365,7 +365,7 @@ class Writer:
         if guess is None or self.learner.student.steps == steps:  # the gate kept all or all but one
             signals.held += len(batch)
             return
-        gated = self.learner.caution.gated
+        gated = self.learner.mitigations.gated
         signals.held += gated
         signals.adapted += len(batch) - gated
         self._changed = time.monotonic()
@@ -432,9 +432,9 @@ class Writer:
             known = self.learner.classes
             if job.cancelled.is_set():
                 raise Cancelled
-            job.state, remarks = "learning", self.learner.remarks(job.session)
+            job.state, remarks = "learning", self.learner.session_warnings(job.session)
             right = self._right(known)
-            for lesson in self.learner.lessons(job.session):
+            for lesson in self.learner.training_steps(job.session):
                 job.step, job.of, job.loss = lesson.number, lesson.of, lesson.loss
                 if job.cancelled.is_set():
                     raise Cancelled
@@ -482,13 +482,13 @@ class Writer:
         self._publish(Published(number, self.learner.at(state, learns=False)))
         if number - self.history.oldest >= self.settings.keep * 5 // 4:
             try:
-                self.history.forget(self.settings.keep)
+                self.history.prune(self.settings.keep)
             except (InputError, OSError) as error:  # the version stands all the same
                 self.trouble = str(error)
         return number
 
     def _now(self) -> tuple[State, State]:
-        return _kept(self.learner.state()), _kept(self.learner.working())
+        return _kept(self.learner.state()), _kept(self.learner.working_state())
 
     def _return(self) -> None:
         """To the last good state, as if nothing had been tried since: a version, or what is to be
@@ -514,5 +514,8 @@ def _answering(learner: Learner) -> dict[str, Tensor]:
     """The weights that have moved, of the expert that answers, or of the student in an ensemble,
     which has none of its own."""
     expert = next(iter(learner.method.experts(learner.student).values()))
-    weights, moved = expert.weights() or learner.student.net.weights(), learner.student.moved
+    weights, moved = (
+        expert.weights() or learner.student.backbone.weights(),
+        learner.student.trained_names,
+    )
     return {n: w.detach().clone() for n, w in weights.items() if n in moved}

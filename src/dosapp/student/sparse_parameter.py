@@ -39,7 +39,7 @@ class SparseParameter:
             self._hook = None
         else:
             self.where = mask_indices(mask)  # [K]
-            self.values = nn.Parameter(self.gathered(weight.detach()))
+            self.values = nn.Parameter(self.gather(weight.detach()))
             # Weakly: the collector does not see through a hook, so a weight that holds us by one
             # would keep itself alive for ever.
             take = weakref.WeakMethod(self._take_gradient)
@@ -50,7 +50,7 @@ class SparseParameter:
 
             self._hook = weight.register_post_accumulate_grad_hook(hook)
 
-    def gathered(self, dense: Tensor) -> Tensor:
+    def gather(self, dense: Tensor) -> Tensor:
         """The selected entries of a tensor like the weight `[K]`, or all of it."""
         return dense if self.where is None else dense.reshape(-1)[self.where]
 
@@ -64,15 +64,15 @@ class SparseParameter:
 
     def _take_gradient(self, weight: Tensor) -> None:
         assert weight.grad is not None
-        grad = self.gathered(weight.grad)
+        grad = self.gather(weight.grad)
         self.values.grad = grad if self.values.grad is None else self.values.grad + grad
         weight.grad = None
 
     @torch.no_grad()
-    def gather(self) -> None:
+    def refresh(self) -> None:
         """Read the weight anew: somebody may have assigned to it since the last step."""
         if self.where is not None:
-            self.values.copy_(self.gathered(self.weight))
+            self.values.copy_(self.gather(self.weight))
 
     @torch.no_grad()
     def scatter(self) -> None:

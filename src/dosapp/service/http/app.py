@@ -20,12 +20,12 @@ from dosapp.service.http.schemas import (
     Correction,
     Encoded,
     Error,
-    Guess,
     Lesson,
     Name,
     Prediction,
     Predictions,
     Rename,
+    ScoredLabel,
 )
 from dosapp.service.reader import Answer, BusyError
 from dosapp.service.service import ReadOnlyError, Service
@@ -128,7 +128,7 @@ def _asking(app: FastAPI, desk: Desk) -> None:
                     label=p.label if p.score >= service.settings.unknown else "unknown",
                     score=p.score,
                     known=p.score >= service.settings.unknown,
-                    top=[Guess(label=label, score=score) for label, score in p.top],
+                    top=[ScoredLabel(label=label, score=score) for label, score in p.top],
                 )
                 for p in answer.predictions
             ],

@@ -11,14 +11,14 @@ class Error(Said):
     error: str = Field(description="one sentence: what, which value, what would work")
 
 
-class Guess(Said):
+class ScoredLabel(Said):
     label: str
     score: float
 
 
-class Prediction(Guess):
+class Prediction(ScoredLabel):
     known: bool = Field(description="false if the score was below the service's 'unknown'")
-    top: list[Guess]
+    top: list[ScoredLabel]
 
 
 class Predictions(Said):
