@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from dosapp.backbones.clip import CLIPBackbone
-from dosapp.experiments.plan import open_stream
+from dosapp.experiments.plan import build_scenario
 from dosapp.experiments.run import run
 from dosapp.learner.learner import Learner
 from dosapp.scenario import Session
@@ -18,7 +18,7 @@ def lived(settings: RunSettings, net: CLIPBackbone, sessions: int = 2) -> tuple[
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         learner = Learner(settings.learner(), net.shared_copy(own=list(net.weights())))
-    stream = open_stream(settings, net)
+    stream = build_scenario(settings, net)
     for t in range(sessions):
         session = stream.session(t)
         learner.learn(session)
@@ -111,7 +111,7 @@ def odd_batches_work(settings: RunSettings, net: CLIPBackbone) -> None:
 def odd_batches(learner: Learner, one_class: torch.Tensor) -> None:
     learner.adapt(one_class[:1])
     learner.adapt(one_class)
-    lesson = Session.of({"violet spiral": torch.zeros(3, 3, 32, 32, dtype=torch.uint8)})
+    lesson = Session.from_images({"violet spiral": torch.zeros(3, 3, 32, 32, dtype=torch.uint8)})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # three pictures are fewer than a batch
         learner.learn(lesson)

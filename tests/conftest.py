@@ -47,7 +47,7 @@ def tiny(_loaded: CLIPBackbone) -> CLIPBackbone:
 @pytest.fixture
 def small():
     def make(**changes: object) -> RunSettings:
-        settings: RunSettings = RunSettings.checked({**SMALL, **changes})
+        settings: RunSettings = RunSettings.parse({**SMALL, **changes})
         return settings
 
     return make

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from dosapp.experiments.run import Watch, run
+from dosapp.experiments.run import RunCallback, run
 from dosapp.settings import RunSettings
 
 LONG = {
@@ -23,7 +23,7 @@ LONG = {
 }
 
 
-class Noting(Watch):
+class Noting(RunCallback):
     def __init__(self, notes: Path, last: int) -> None:
         self.notes, self.left = notes, last
 
@@ -34,10 +34,10 @@ class Noting(Watch):
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def lesson(self, session: int, step: int, of: int, loss: float) -> None:
+    def on_training_step(self, session: int, step: int, of: int, loss: float) -> None:
         self.note("lesson", session, step)
 
-    def stream(self, session: int, step: int, of: int) -> None:
+    def on_stream_step(self, session: int, step: int, of: int) -> None:
         self.note("stream", session, step)
 
 
@@ -45,4 +45,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder, last = Path(sys.argv[1]), int(sys.argv[2])
     watch = Noting(folder.with_suffix(".notes"), last)
-    run(RunSettings.checked(LONG), folder, resume=True, watch=watch)
+    run(RunSettings.parse(LONG), folder, resume=True, watch=watch)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from dosapp.backbones.clip import CLIPBackbone, load_backbone
-from dosapp.experiments.plan import open_stream
+from dosapp.experiments.plan import build_scenario
 from dosapp.experiments.run import machine
 from dosapp.history.history import History
 from dosapp.learner.learner import Learner
@@ -56,9 +56,9 @@ def trained(net: CLIPBackbone, **changes: object) -> tuple[Learner, object]:
     """A learner after two short sessions with their streams, and the scenario."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        settings = RunSettings.checked({**SETTINGS, **changes})
+        settings = RunSettings.parse({**SETTINGS, **changes})
         learner = Learner(settings.learner(), net.shared_copy(own=list(net.weights())))
-        stream = open_stream(settings, net)
+        stream = build_scenario(settings, net)
         for t in range(2):
             session = stream.session(t)
             learner.learn(session)
@@ -81,15 +81,15 @@ def served(folder: Path, image: torch.Tensor) -> dict[str, object]:
     from PIL import Image
     from starlette.testclient import TestClient
 
-    from dosapp.service.http.app import build
-    from dosapp.service.service import opened
+    from dosapp.service.http.app import build_app
+    from dosapp.service.service import open_service
     from dosapp.service.settings import ServiceSettings
 
     buffer = io.BytesIO()
     array = (image * 255).round().byte().permute(1, 2, 0).numpy()
     Image.fromarray(array).save(buffer, "PNG")
-    with opened(folder, ServiceSettings(adapt=False)) as service:
-        client = TestClient(build(service), "http://127.0.0.1", client=("127.0.0.1", 5000))
+    with open_service(folder, ServiceSettings(adapt=False)) as service:
+        client = TestClient(build_app(service), "http://127.0.0.1", client=("127.0.0.1", 5000))
         answer = client.post("/predict", files=[("images", ("x.png", buffer.getvalue()))])
     found: dict[str, object] = answer.json()
     return found
@@ -117,7 +117,7 @@ def write() -> None:
             learner.adapt(pixels)
         learner.save(OLD_LEARNER, "one more stream")
     history, versions, old = old_versions()
-    image = open_stream(RunSettings.checked(SETTINGS), net).tasks[0].test.read([0])[0]
+    image = build_scenario(RunSettings.parse(SETTINGS), net).tasks[0].test.read([0])[0]
     pins = {
         "machine": machine("cpu"),
         "torch": torch.__version__,

@@ -41,7 +41,7 @@ def live(settings: RunSettings) -> dict[str, torch.Tensor]:
     planned.net.model.vision_model.post_layernorm.register_forward_pre_hook(counted)
     learner = Learner(planned.settings.learner(), planned.net)
     labels, losses = [], []
-    for t in range(len(planned.stream.groups)):
+    for t in range(len(planned.stream.task_groups)):
         session = planned.stream.session(t)
         losses += [lesson.loss for lesson in learner.training_steps(session)]
         for pixels in session.unlabelled.batches(settings.stream_batch):
@@ -59,4 +59,4 @@ if __name__ == "__main__":
         for name, life in LIVES.items():
             small = {**SMALL, "batch": 7, "stream_batch": 5, "lr": 1e-4, **life}
             file = f"{name}-{distributed.rank()}-of-{distributed.world_size()}.safetensors"
-            save_file(live(RunSettings.checked(small)), Path(sys.argv[1]) / file)
+            save_file(live(RunSettings.parse(small)), Path(sys.argv[1]) / file)

@@ -9,18 +9,18 @@ from pathlib import Path
 
 from conftest import SMALL
 from dosapp.backbones.clip import CLIPBackbone
-from dosapp.experiments.plan import open_stream
+from dosapp.experiments.plan import build_scenario
 from dosapp.learner.learner import Learner
-from dosapp.scenario import Stream
-from dosapp.service.service import Service, Teaching
+from dosapp.scenario import Scenario
+from dosapp.service.service import LearningService, Service
 from dosapp.settings import RunSettings
 
 
-def taught(net: CLIPBackbone, folder: Path, **changes: object) -> Stream:
+def taught(net: CLIPBackbone, folder: Path, **changes: object) -> Scenario:
     """Three classes of two times three, taught and saved; the stream they come from."""
-    settings: RunSettings = RunSettings.checked({**SMALL, **changes})
+    settings: RunSettings = RunSettings.parse({**SMALL, **changes})
     learner = Learner(settings.learner(), net.shared_copy(own=list(net.weights())))
-    stream = open_stream(settings, net)
+    stream = build_scenario(settings, net)
     learner.learn(stream.session(0))
     learner.save(folder, "taught for the tests")
     return stream
@@ -34,7 +34,7 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def hold_the_writer(service: Teaching) -> threading.Event:
+def hold_the_writer(service: LearningService) -> threading.Event:
     """The writer has no time for anything else until the event is set."""
     hold, held = threading.Event(), threading.Event()
 
@@ -52,12 +52,12 @@ def at_a_port(service: Service) -> Iterator[str]:
     """A service behind a real server in this process: its address."""
     import uvicorn
 
-    from dosapp.service.http.app import build
+    from dosapp.service.http.app import build_app
 
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         door.listen()  # whoever comes early waits
-        config = uvicorn.Config(build(service), log_level="warning", ws="none", lifespan="off")
+        config = uvicorn.Config(build_app(service), log_level="warning", ws="none", lifespan="off")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([door],))
         thread.start()

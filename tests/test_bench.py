@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from dosapp.bench.equivalence import Differ, exact, near
-from dosapp.bench.implementations import Sides, storages
+from dosapp.bench.equivalence import NotEquivalentError, exact, near
+from dosapp.bench.implementations import Implementations, storages
 from dosapp.bench.measure import KEYS, bench, race
 from dosapp.bench.model import middle, small
 from dosapp.bench.scaling import growth, line
@@ -19,22 +19,22 @@ def test_both_do_the_same_in_both_phases() -> None:
 
 
 def test_both_do_the_same_in_single_precision() -> None:
-    sides = Sides(small()).sized(4, 10)
+    sides = Implementations(small()).sized(4, 10)
     assert set(near(sides)) == {"losses", "labels", "gradients"}
     teacher, student = sides.method.teacher.weights(), sides.student.backbone.weights()
     assert all(torch.equal(teacher[n], student[n]) for n in student)  # nothing is left behind
 
 
 def test_a_difference_stops_the_benchmark() -> None:
-    sides = Sides(small()).sized(4, 10)
+    sides = Implementations(small()).sized(4, 10)
     with torch.no_grad():
         sides.plain.student.visual_projection.weight[0, 0] += 1
-    with pytest.raises(Differ, match="of the two implementations differ by"):
+    with pytest.raises(NotEquivalentError, match="of the two implementations differ by"):
         near(sides)
 
 
 def test_both_choose_the_same_mask_and_give_the_same_answers() -> None:
-    sides = Sides(small(), double=True).sized(6, 7)
+    sides = Implementations(small(), double=True).sized(6, 7)
     mine, theirs = sides.selection(), sides.plain_selection()
     assert all(torch.equal(mine[n], theirs[n]) for n in mine)
     assert torch.equal(sides.evaluation(), sides.plain_evaluation())
@@ -97,7 +97,7 @@ def test_it_can_all_be_measured() -> None:
     assert all(ratio is not None for ratio in found["ratios"].values())
 
 
-def thinking(sides: Sides, step) -> dict[str, int]:
+def thinking(sides: Implementations, step) -> dict[str, int]:
     """Tokens that go through the first MLP layers in one step, by tower, of all models together."""
     found = {"vision": 0, "text": 0}
     models = [sides.student.backbone.model, sides.method.teacher.model]
@@ -121,7 +121,7 @@ def thinking(sides: Sides, step) -> dict[str, int]:
 def test_the_work_of_a_step_is_what_the_arithmetic_needs() -> None:
     """Counted, not timed: two image passes of ours against three; captions of 12 tokens of which 5
     are shared, read by two experts, against 77 by two and once more for the loss."""
-    sides = Sides(middle()).sized(8, 20)
+    sides = Implementations(middle()).sized(8, 20)
     ours, plain = thinking(sides, sides.stream), thinking(sides, sides.plain_stream)
     blocks, patches = 4, 6 * 6 + 1
     assert plain["vision"] == 3 * 8 * patches * blocks

@@ -7,7 +7,7 @@ import torch
 from torch import tensor
 
 import checks
-from dosapp.experiments.plan import careful, label, open_stream, plan
+from dosapp.experiments.plan import build_scenario, enabled_mitigations, label, plan
 from dosapp.experiments.run import run
 from dosapp.functional.class_skew import class_skew
 from dosapp.functional.masks import reactivate_entries
@@ -29,7 +29,7 @@ def met(small, tiny):
     def make(sessions: int = 1, **changes: object):
         settings = small(**{"method": "dosapp", **changes})
         learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
-        stream = open_stream(settings, tiny)
+        stream = build_scenario(settings, tiny)
         for t in range(sessions):
             learner.learn(stream.session(t))
         return learner, stream.session(1).unlabelled.read(range(12))
@@ -65,7 +65,7 @@ class TestSkew:
         learner, pixels = met(skew_aware=True)
         learner.adapt(pixels[:1].repeat(12, 1, 1, 1))
         assert learner.student.stream_skew > 0
-        stream = open_stream(checks.RunSettings.checked({}), learner.student.backbone)
+        stream = build_scenario(checks.RunSettings.parse({}), learner.student.backbone)
         next(learner.training_steps(stream.session(0)))
         assert learner.student.stream_skew == 0
 
@@ -193,7 +193,7 @@ def test_each_goes_with_each_kind_of_adapter(on, pair, small, tiny, tmp_path) ->
 
 def test_off_is_exactly_nothing(small) -> None:
     settings = small(method="dosapp")
-    assert careful(settings) == {}
+    assert enabled_mitigations(settings) == {}
     assert Mitigations().tensors() == {}
     guess = AdaptResult(tensor([1]))
     assert BatchCheck(tensor([True])).completed(guess) is guess
@@ -207,8 +207,8 @@ def test_on_is_another_result_with_another_name(small) -> None:
 
 def test_a_stream_of_one_class_is_as_long_as_before(small, tiny) -> None:
     settings = small(one_class=True)
-    stream, usual = open_stream(settings, tiny), open_stream(small(), tiny)
+    stream, usual = build_scenario(settings, tiny), build_scenario(small(), tiny)
     for t in range(2):
-        assert len(set(stream.truth(t))) == 1
-        assert len(stream.truth(t)) == len(usual.truth(t))
+        assert len(set(stream.stream_labels(t))) == 1
+        assert len(stream.stream_labels(t)) == len(usual.stream_labels(t))
     assert stream.hash != usual.hash

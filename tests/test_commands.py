@@ -10,7 +10,7 @@ import pytest
 
 from dosapp.drills.service_process import lesson, pictures
 from dosapp.learner.learner import Learner
-from dosapp.service.service import opened
+from dosapp.service.service import open_service
 from dosapp.service.settings import ServiceSettings
 from serving import at_a_port, taught
 from test_cli import dosapp
@@ -120,8 +120,8 @@ def test_everything_a_client_can_say(folder, made, tmp_path, monkeypatch) -> Non
     stream = made[1]
     image = tmp_path / "[b]picture.png"
     image.write_bytes(pictures(stream)[0])
-    settings: ServiceSettings = ServiceSettings.checked({"threads": 1, "batch_wait": 0.0})
-    with opened(folder, settings) as service, at_a_port(service) as url:
+    settings: ServiceSettings = ServiceSettings.parse({"threads": 1, "batch_wait": 0.0})
+    with open_service(folder, settings) as service, at_a_port(service) as url:
         monkeypatch.setenv("DOSAPP_URL", url)
 
         def client(*words: object, code: int = 0) -> str:

@@ -159,7 +159,7 @@ def lived(settings, device: str) -> Learner:
         warnings.simplefilter("ignore")
         learner = Learner(planned.settings.learner(), planned.net)
     assert learner.device.type == device
-    for t in range(len(planned.stream.groups)):
+    for t in range(len(planned.stream.task_groups)):
         session = planned.stream.session(t)
         learner.learn(session)
         for pixels in session.unlabelled.batches(settings.stream_batch):

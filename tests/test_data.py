@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from dosapp.data.base import check_class_names
-from dosapp.data.folder import own_data
-from dosapp.data.prefetch import ahead
-from dosapp.data.registry import DOMAINS, load_dataset
+from dosapp.data.folder import load_folder
+from dosapp.data.prefetch import prefetch
+from dosapp.data.registry import SYNTHETIC, load_dataset
 from dosapp.errors import InputError
 from dosapp.experiments.result import Result
 from test_cli import dosapp
@@ -31,7 +31,7 @@ def paint(root: Path, name: str, count: int, suffix: str = "png") -> None:
         Image.new("RGB", (20, 20), (n * 20 % 255, 80, 90)).save(folder / f"{n}.{suffix}")
 
 
-@pytest.mark.parametrize("domain", DOMAINS.values(), ids=lambda d: d.name)
+@pytest.mark.parametrize("domain", SYNTHETIC.values(), ids=lambda d: d.name)
 class TestGenerated:
     def test_parts_are_disjoint(self, domain) -> None:
         parts = [domain.pretraining_names, domain.benchmark_names, domain.control_names]
@@ -54,7 +54,7 @@ def test_class_folders_with_a_split(tmp_path: Path) -> None:
     for split in ("train", "test"):
         paint(tmp_path / split, "big_cat", 4)
         paint(tmp_path / split, "dog", 3, "jpg")
-    data = own_data(tmp_path, prepare)
+    data = load_folder(tmp_path, prepare)
     assert data.classes == ("big cat", "dog")
     assert (len(data.train.labels), len(data.test.labels)) == (7, 7)
     assert data.train.source.decode(6).shape == (3, PIXELS, PIXELS)
@@ -63,7 +63,7 @@ def test_class_folders_with_a_split(tmp_path: Path) -> None:
 def test_class_folders_without_a_split_give_a_third_to_the_test(tmp_path: Path) -> None:
     paint(tmp_path, "cat", 9)
     paint(tmp_path, "dog", 9)
-    data = own_data(tmp_path, prepare)
+    data = load_folder(tmp_path, prepare)
     assert (len(data.train.labels), len(data.test.labels)) == (12, 6)
 
 
@@ -73,7 +73,7 @@ def test_csv(tmp_path: Path) -> None:
     rows += [f"pictures/{n}.png,{'ab'[n % 2]},{'train' if n < 4 else 'test'}" for n in range(8)]
     file = tmp_path / "list.csv"
     file.write_text("\n".join(rows))
-    data = own_data(file, prepare)
+    data = load_folder(file, prepare)
     assert data.classes == ("a", "b")
     assert data.train.labels.tolist() == [0, 1, 0, 1]
     assert data.train.source.key(0).startswith("pictures/0.png:")
@@ -81,10 +81,10 @@ def test_csv(tmp_path: Path) -> None:
 
 def test_a_pictures_key_is_its_place_and_its_bytes(tmp_path: Path) -> None:
     paint(tmp_path, "cat", 4)
-    before = own_data(tmp_path, prepare).train.source.key(0)
+    before = load_folder(tmp_path, prepare).train.source.key(0)
     file = tmp_path / before.partition(":")[0]
     Image.new("RGB", (20, 20), (1, 2, 3)).save(file)
-    assert own_data(tmp_path, prepare).train.source.key(0) != before
+    assert load_folder(tmp_path, prepare).train.source.key(0) != before
 
 
 def test_csv_with_absolute_paths(tmp_path: Path) -> None:
@@ -93,24 +93,24 @@ def test_csv_with_absolute_paths(tmp_path: Path) -> None:
     file.parent.mkdir()
     rows = [f"{tmp_path}/elsewhere/cat/{n}.png,cat" for n in range(6)]
     file.write_text("\n".join(["path,label", *rows]))
-    data = own_data(file, prepare)
+    data = load_folder(file, prepare)
     assert data.train.source.key(0).startswith("../elsewhere/cat/")
 
 
 class TestBadData:
     def test_nothing_there(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="does not exist"):
-            own_data(tmp_path / "nowhere", prepare)
+            load_folder(tmp_path / "nowhere", prepare)
 
     def test_no_classes(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no class folders with images"):
-            own_data(tmp_path, prepare)
+            load_folder(tmp_path, prepare)
 
     def test_truncated_image(self, tmp_path: Path) -> None:
         paint(tmp_path, "cat", 4)
         broken = tmp_path / "cat" / "2.png"
         broken.write_bytes(broken.read_bytes()[:40])
-        data = own_data(tmp_path, prepare)
+        data = load_folder(tmp_path, prepare)
         part = next(
             p for p in (data.train, data.test) if broken in [q.path for q in p.source.places]
         )
@@ -122,22 +122,22 @@ class TestBadData:
         paint(tmp_path / "train", "dog", 2)
         paint(tmp_path / "test", "cat", 2)
         with pytest.raises(InputError, match=r"'dog'.*only one of train and test"):
-            own_data(tmp_path, prepare)
+            load_folder(tmp_path, prepare)
 
     def test_csv_without_columns(self, tmp_path: Path) -> None:
         file = tmp_path / "list.csv"
         file.write_text("file,class\na.png,b\n")
         with pytest.raises(InputError, match="columns path and label"):
-            own_data(file, prepare)
+            load_folder(file, prepare)
 
     def test_csv_with_a_missing_picture_or_label(self, tmp_path: Path) -> None:
         file = tmp_path / "list.csv"
         file.write_text("path,label\na.png\n")
         with pytest.raises(InputError, match="row without a path or a label"):
-            own_data(file, prepare)
+            load_folder(file, prepare)
         file.write_text("path,label\na.png,a\nb.png,a\nc.png,a\n")
         with pytest.raises(InputError, match=r"\.png' cannot be read"):
-            own_data(file, prepare).train.source.key(0)
+            load_folder(file, prepare).train.source.key(0)
 
     def test_class_names(self) -> None:
         with pytest.raises(InputError, match="'cat' twice"):
@@ -179,19 +179,19 @@ class TestBadPicturesInARun:
 class TestAhead:
     def test_in_order_and_never_more_than_one_too_early(self) -> None:
         read: list[int] = []
-        for key, found in ahead(range(5), lambda n: read.append(n) or n * n):
+        for key, found in prefetch(range(5), lambda n: read.append(n) or n * n):
             assert found == key * key
             assert max(read) <= key + 1
         assert read == [0, 1, 2, 3, 4]
 
     def test_an_error_comes_when_its_turn_comes(self) -> None:
-        found = ahead([2, 1, 0], lambda n: 2 // n)
+        found = prefetch([2, 1, 0], lambda n: 2 // n)
         assert [next(found), next(found)] == [(2, 1), (1, 2)]
         with pytest.raises(ZeroDivisionError):
             next(found)
 
     def test_who_stops_early_leaves_no_thread_behind(self) -> None:
-        found = ahead(range(9), lambda n: n)
+        found = prefetch(range(9), lambda n: n)
         next(found)
         found.close()
         assert not [t for t in threading.enumerate() if t.name.startswith("ahead")]

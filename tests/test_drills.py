@@ -50,14 +50,14 @@ def test_what_a_kill_took_would_be_noticed() -> None:
 
     first, then = version(1, "the service began", "owl"), version(3, "4 steps on the stream", "owl")
     taught = version(2, "taught fox, hen", "owl", "fox", "hen")
-    seen = crash.Seen(versions={1}, lessons=[(2, ("fox", "hen"))], began=2, adapted=64)
+    seen = crash.StreamSample(versions={1}, lessons=[(2, ("fox", "hen"))], began=2, adapted=64)
     later = version(3, "4 steps on the stream", "owl", "fox", "hen")
     assert crash._lost(3, [first, taught, later], seen) == []
     gone = "the lesson of version 2 is gone"
     assert crash._lost(3, [first, taught, then], seen) == [gone]  # its classes are
     reused = version(2, "taught elk", "owl", "elk", "fox", "hen")
     assert crash._lost(3, [first, reused, later], seen) == [gone]
-    assert crash._lost(1, [first], crash.Seen({}, {1}, [(2, ("fox", "hen"))])) == [
+    assert crash._lost(1, [first], crash.StreamSample({}, {1}, [(2, ("fox", "hen"))])) == [
         "version 2 was told of, 1 came back", gone
     ]  # fmt: skip
     seen.adapted = 65  # an interval that became a version, one that did not, and a picture more
@@ -67,10 +67,10 @@ def test_what_a_kill_took_would_be_noticed() -> None:
 
 
 def test_a_mixture_would_be_noticed(tmp_path) -> None:
-    from dosapp.drills.service_process import pictures, small_learner
+    from dosapp.drills.service_process import make_small_learner, pictures
 
-    images = pictures(small_learner(tmp_path / "learner"))[:4]
-    seen = crash.Seen({(1, 0): {("nobody", 0.123)}}, {1})
+    images = pictures(make_small_learner(tmp_path / "learner"))[:4]
+    seen = crash.StreamSample({(1, 0): {("nobody", 0.123)}}, {1})
     mixed = crash._mixed(tmp_path / "learner", images, seen, lambda words: None)
     assert mixed == ["version 1, picture 0: nobody 0.1230"]
 

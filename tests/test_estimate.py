@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from dosapp.errors import InputError
-from dosapp.experiments.costs import GPUS, Part, estimate, gpus, on, parts
+from dosapp.experiments.costs import GPUS, StepCost, estimate, gpus, on, step_costs
 from dosapp.experiments.plan import plan
 from test_cli import FLAGS, dosapp
 
@@ -15,7 +15,7 @@ def test_a_run_is_lessons_stream_and_examinations(small) -> None:
     """Two sessions of three classes: 24 lessons in batches of 8, two epochs; a stream of the half
     of the test pictures of all classes seen; both experts asked before it and after."""
     settings = small()
-    (lessons, stream, exam), held = parts(plan(settings), counted=True)
+    (lessons, stream, exam), held = step_costs(plan(settings), counted=True)
     assert lessons.steps == 2 * 2 * 3
     assert stream.steps == 2 + 3  # 12 and 24 pictures
     assert exam.steps * 12 == 2 * 2 * (12 + 24)  # pictures of the first task at a time
@@ -28,20 +28,20 @@ def test_a_run_is_lessons_stream_and_examinations(small) -> None:
 
 def test_operations_of_a_step_are_counted(small) -> None:
     """A stream step is two forwards and a backward; it cannot be less than the image towers'."""
-    (_, stream, exam), _ = parts(plan(small()), counted=True)
+    (_, stream, exam), _ = step_costs(plan(small()), counted=True)
     image = exam.operations / 12  # texts are cached
     assert stream.operations > 3 * 8 * image
 
 
 def test_a_short_session_is_looked_at_as_often_as_a_long_one(small) -> None:
-    (lessons, _, _), _ = parts(plan(small(batch=24)))
+    (lessons, _, _), _ = step_costs(plan(small(batch=24)))
     assert lessons.steps == 4
     assert lessons.seconds > 1e-3  # not the end of an iterator
 
 
 def test_a_gpu_is_arithmetic_or_traffic() -> None:
     peaks = gpus()["T4"]
-    busy, full = Part(1, 0, operations=1e15), Part(1, 0, kept=1e12)
+    busy, full = StepCost(1, 0, operations=1e15), StepCost(1, 0, kept=1e12)
     assert on("T4", busy, 0, "float32") == pytest.approx(1e15 / (0.4 * peaks["float32"] * 1e12))
     assert on("T4", busy, 0, "float16") == pytest.approx(1e15 / (0.4 * peaks["half"] * 1e12))
     assert on("T4", full, 5, "float32") == pytest.approx(2e12 / (0.7 * peaks["bandwidth"] * 1e9))

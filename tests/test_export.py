@@ -9,14 +9,14 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from dosapp.errors import InputError
-from dosapp.experiments.plan import open_stream
+from dosapp.experiments.plan import build_scenario
 from dosapp.learner.export import export
 from dosapp.learner.learner import Learner
 
 
 @pytest.fixture
 def taught(small, tiny):
-    stream = open_stream(small(), tiny)
+    stream = build_scenario(small(), tiny)
     learner = Learner(small().learner(), tiny)
     learner.learn(stream.session(0))
     for pixels in stream.session(0).unlabelled.batches(8):
@@ -93,7 +93,7 @@ def test_what_cannot_be_exported_says_so(taught, small, tiny, tmp_path) -> None:
         export(learner, tmp_path / "full")
     other = tiny.shared_copy(own=list(tiny.weights()))
     both = Learner(small(method="spu", adapt="rmt").learner(), other)
-    both.learn(open_stream(small(), tiny).session(0))
+    both.learn(build_scenario(small(), tiny).session(0))
     with pytest.raises(InputError, match="more than one plain CLIP"):
         export(both, tmp_path / "y")
     assert not (tmp_path / "y").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dosapp.drills.service_process import lesson, pictures, served, small_learner
+from dosapp.drills.service_process import lesson, make_small_learner, pictures, start_service
 from dosapp.errors import InputError
 from dosapp.learner.learner import Learner
 from serving import until
@@ -44,9 +44,9 @@ def parts(pid: int, name: str) -> set[int]:
 
 def test_a_fleet_teaches_adapts_and_outlives_a_reader_and_the_writer(tmp_path) -> None:
     folder = tmp_path / "learner"
-    stream = small_learner(folder)
+    stream = make_small_learner(folder)
     images = pictures(stream)
-    with served(folder, *FLAGS, "--replicas", "2") as fleet, fleet.client() as client:
+    with start_service(folder, *FLAGS, "--replicas", "2") as fleet, fleet.client() as client:
         assert len(parts(fleet.process.pid, "reader")) == 2
         assert len(parts(fleet.process.pid, "writer")) == 1
 
@@ -117,6 +117,6 @@ def _frozen(client) -> bool:
 
 
 def test_a_fleet_has_its_own_readers(tmp_path) -> None:
-    small_learner(tmp_path)
+    make_small_learner(tmp_path)
     said = dosapp("serve", tmp_path, "--replicas", "2", "--follow", code=2).stderr
     assert "leave out --follow" in said

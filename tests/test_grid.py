@@ -17,12 +17,12 @@ import yaml
 from rich.console import Console
 
 from conftest import SMALL
-from dosapp.cli.progress import many
+from dosapp.cli.progress import grid_progress
 from dosapp.data import base
 from dosapp.errors import InputError
-from dosapp.experiments.grid import Outcome, grid, runs_in, seed_list
-from dosapp.experiments.plan import settings_from
-from dosapp.experiments.tune import Rates, Tried, chosen, lessons, tune
+from dosapp.experiments.grid import Outcome, read_grid, run_grid, seed_list
+from dosapp.experiments.plan import load_settings
+from dosapp.experiments.tune import Trial, TunedRates, choose_rate, split_first_session, tune
 from dosapp.settings import RunSettings
 from test_report import make_result
 
@@ -41,7 +41,7 @@ def test_lists_multiply_and_runs_add(tmp_path) -> None:
             {"method": "dosapp", "options": {"sparsity": [0.1, 0.3], "gamma": 0.5}},
         ],
     )
-    planned = runs_in(file, "0-1")
+    planned = read_grid(file, "0-1")
     assert len(planned) == 2 * (2 + 2 + 2)
     assert [one.seed for one in planned] == [0] * 6 + [1] * 6
     assert {one.options.get("sparsity") for one in planned} == {None, 0.1, 0.3}
@@ -51,7 +51,7 @@ def test_the_live_table_tells_datasets_apart_and_names_failures(small) -> None:
     planned = [small(data="shapes"), small(data="signs"), small(data="signs", seed=1)]
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100, height=30)
-    with many(planned, console) as watch:
+    with grid_progress(planned, console) as watch:
         assert "DoSAPP, signs" in screen.getvalue()  # what is computed now, before it is done
         watch(Outcome(planned[0], make_result("DoSAPP", 0, 61.5, 7.25)))
         watch(Outcome(planned[1], make_result("DoSAPP", 0, 41.5, 9.25)))
@@ -67,7 +67,7 @@ def test_the_live_table_tells_datasets_apart_and_names_failures(small) -> None:
 def test_two_ways_to_say_one_run_are_computed_once(tmp_path, small) -> None:
     """They have one key, and the second waits for the first."""
     planned = [small(method="spu"), small(method="spu", options={"sparsity": 0.1})]
-    outcomes = grid(planned, tmp_path / "store", jobs=2)
+    outcomes = run_grid(planned, tmp_path / "store", jobs=2)
     assert [o.error for o in outcomes] == ["", ""]
     one, two = (o.result for o in outcomes)
     assert (one.key, one.finished) == (two.key, two.finished)
@@ -76,7 +76,7 @@ def test_two_ways_to_say_one_run_are_computed_once(tmp_path, small) -> None:
 
 def test_options_that_are_not_names_and_values_are_a_sentence(tmp_path) -> None:
     file = write(tmp_path / "g.yaml", options=["a"])
-    for read in (runs_in, lambda path: settings_from(path, {})):
+    for read in (read_grid, lambda path: load_settings(path, {})):
         with pytest.raises(InputError, match="write them as name: value"):
             read(file)
 
@@ -84,10 +84,10 @@ def test_options_that_are_not_names_and_values_are_a_sentence(tmp_path) -> None:
 def test_rates_are_not_added_to_a_file_of_something_else(tmp_path) -> None:
     file = tmp_path / "r.yaml"
     file.write_text("# dosapp tune\nrates: {spu: 0.1}\nseen: {}\n")
-    assert Rates.read(file) == Rates({"spu": 0.1}, {}, ["# dosapp tune"])
+    assert TunedRates.read(file) == TunedRates({"spu": 0.1}, {}, ["# dosapp tune"])
     file.write_text("method: spu\n")
     with pytest.raises(InputError, match="has 'method', so it is no file of rates"):
-        Rates.read(file)
+        TunedRates.read(file)
 
 
 def test_seeds() -> None:
@@ -101,14 +101,14 @@ def test_seeds() -> None:
 
 def test_a_failed_run_does_not_stop_the_others(tmp_path, small) -> None:
     planned = [small(data="shaps"), small(method="zero-shot")]
-    outcomes = grid(planned, tmp_path / "store")
+    outcomes = run_grid(planned, tmp_path / "store")
     assert "did you mean 'shapes'" in outcomes[0].error
     assert outcomes[1].result is not None
     assert not list(tmp_path.rglob("learner"))  # results are kept, learners are not
 
 
 def test_a_failed_run_keeps_its_log(tmp_path, small) -> None:
-    [outcome] = grid([small(method="flyp", lr=1e12)], tmp_path / "store")
+    [outcome] = run_grid([small(method="flyp", lr=1e12)], tmp_path / "store")
     assert outcome.result is None
     [log] = tmp_path.rglob("error.log")
     assert outcome.error in log.read_text()
@@ -119,7 +119,7 @@ def test_a_run_that_cannot_be_planned_keeps_its_log_too(tmp_path, small, monkeyp
         raise RuntimeError("no plan")
 
     monkeypatch.setattr("dosapp.experiments.grid.plan", fails)
-    [outcome] = grid([small()], tmp_path)
+    [outcome] = run_grid([small()], tmp_path)
     [log] = tmp_path.rglob("error.log")
     assert f"(log: {log})" in outcome.error
     assert "no plan" in log.read_text()
@@ -127,8 +127,8 @@ def test_a_run_that_cannot_be_planned_keeps_its_log_too(tmp_path, small, monkeyp
 
 def test_processes_give_the_same_results(tmp_path, small) -> None:
     planned = [small(method="zero-shot"), small(method="spu")]
-    alone = {o.settings.method: o.result for o in grid(planned, tmp_path / "a")}
-    together = {o.settings.method: o.result for o in grid(planned, tmp_path / "b", jobs=2)}
+    alone = {o.settings.method: o.result for o in run_grid(planned, tmp_path / "a")}
+    together = {o.settings.method: o.result for o in run_grid(planned, tmp_path / "b", jobs=2)}
     for method, result in alone.items():
         assert together[method].weights == result.weights
 
@@ -161,7 +161,7 @@ def test_workers_do_not_outlive_a_killed_grid(tmp_path) -> None:
 def test_a_killed_worker_takes_nothing_along(tmp_path) -> None:
     """Its run goes on in another process from its checkpoint, and the others never notice."""
     file = write(tmp_path / "g.yaml", method="spu", seeds="0-2", epochs=15, batch=4)
-    calm = grid(runs_in(file), tmp_path / "calm")
+    calm = run_grid(read_grid(file), tmp_path / "calm")
     command = [sys.executable, "-m", "dosapp", "grid", str(file), "--jobs", "2"]
     process = subprocess.Popen(
         [*command, "--out", "store", "--json"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
@@ -200,16 +200,16 @@ def children(parent: int) -> list[int]:
 
 def test_unknown_keys_are_errors(tmp_path) -> None:
     with pytest.raises(InputError, match="did you mean 'epochs'"):
-        runs_in(write(tmp_path / "g.yaml", epoch=3))
+        read_grid(write(tmp_path / "g.yaml", epoch=3))
 
 
 class TestTuning:
     def test_the_smallest_rate_that_cannot_be_told_from_the_best(self) -> None:
-        tried = [Tried.of(1e-5, 150, 240), Tried.of(1e-4, 237, 240), Tried.of(1e-3, 238, 240)]
-        assert chosen(tried) == 1e-4
+        tried = [Trial.of(1e-5, 150, 240), Trial.of(1e-4, 237, 240), Trial.of(1e-3, 238, 240)]
+        assert choose_rate(tried) == 1e-4
 
     def test_scores_only_held_out_training_images_of_task_1(self, small) -> None:
-        teach, held = lessons(small(train_images=10))
+        teach, held = split_first_session(small(train_images=10))
         assert len(teach.classes) == 3
         assert (len(teach.train), len(held)) == (24, 6)
         assert not set(teach.train.keys()) & set(held.keys())
@@ -218,9 +218,9 @@ class TestTuning:
 
     def test_never_opens_the_test_set(self, small, monkeypatch) -> None:
         """A test picture that is read makes the test fail."""
-        read = base.Part.__post_init__
+        read = base.Split.__post_init__
 
-        def guarded(part: base.Part) -> None:
+        def guarded(part: base.Split) -> None:
             read(part)
             if "/test" in part.pictures.title:
                 object.__setattr__(part.pictures, "pixels", None)
@@ -228,9 +228,9 @@ class TestTuning:
         from dosapp.data.registry import generated, views
 
         monkeypatch.setattr(generated, "_DRAWN", {})
-        monkeypatch.setattr(base.Part, "__post_init__", guarded)
+        monkeypatch.setattr(base.Split, "__post_init__", guarded)
         monkeypatch.setattr(
-            views.InMemory,
+            views.InMemoryImages,
             "__len__",
             lambda self: 10**6 if self.pixels is None else len(self.pixels),
         )
@@ -250,8 +250,8 @@ class TestRay:
         pytest.importorskip("ray")
         long = {"method": "spu", "epochs": 30, "batch": 4}
         file = write(tmp_path / "g.yaml", runs=[long])
-        planned = runs_in(file)
-        [calm] = grid(planned, tmp_path / "calm", jobs=2)
+        planned = read_grid(file)
+        [calm] = run_grid(planned, tmp_path / "calm", jobs=2)
         command = [sys.executable, "-m", "dosapp", "grid", str(file), "--engine", "ray"]
         process = subprocess.Popen(
             [*command, "--out", "store", "--json"],
@@ -280,12 +280,12 @@ class TestRay:
     ) -> None:
         monkeypatch.setitem(sys.modules, "ray", None)
         with pytest.raises(InputError, match=r"pip install 'dosapp\[ray\]'"):
-            grid([small()], tmp_path, engine="ray")
+            run_grid([small()], tmp_path, engine="ray")
         monkeypatch.undo()
         pytest.importorskip("ray")
         monkeypatch.setenv("RAY_ADDRESS", "auto")
         with pytest.raises(InputError, match="no Ray cluster can be used at 'auto'"):
-            grid([small()], tmp_path, engine="ray")
+            run_grid([small()], tmp_path, engine="ray")
 
 
 def steps(run: Path) -> int:

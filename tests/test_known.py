@@ -15,12 +15,12 @@ import torch
 from PIL import Image
 
 from conftest import SHARED, shared_only
-from dosapp.data.cache import Decoded
-from dosapp.data.folder import own_data
-from dosapp.data.paper_sets.datasets import Known, class_lists, file_list, known_data
-from dosapp.data.registry import KNOWN, load_dataset
+from dosapp.data.cache import CachedImages
+from dosapp.data.folder import load_folder
+from dosapp.data.paper_sets.datasets import PaperDataset, class_lists, file_list, load_local_copy
+from dosapp.data.registry import PAPER_DATASETS, load_dataset
 from dosapp.errors import InputError
-from dosapp.scenario import split
+from dosapp.scenario import split_dataset
 
 SIZES = {"aircraft": 100, "cars": 196, "cifar100": 100, "cub": 200, "gtsrb": 43}
 
@@ -54,7 +54,7 @@ def opened(tiny):
     return make
 
 
-def is_right(data, known: Known) -> None:
+def is_right(data, known: PaperDataset) -> None:
     """Every picture has the label of the class it was painted for."""
     assert data.classes == known.order
     for part in (data.train, data.test):
@@ -66,11 +66,11 @@ def is_right(data, known: Known) -> None:
 
 class TestFacts:
     def test_all_five_with_their_sizes(self) -> None:
-        assert {name: len(Known.named(name).classes) for name in KNOWN} == SIZES
+        assert {name: len(PaperDataset.named(name).classes) for name in PAPER_DATASETS} == SIZES
 
-    @pytest.mark.parametrize("name", KNOWN)
+    @pytest.mark.parametrize("name", PAPER_DATASETS)
     def test_the_order_is_a_shuffle_by_a_fixed_seed(self, name) -> None:
-        known = Known.named(name)
+        known = PaperDataset.named(name)
         seed = {"aircraft": 0, "cars": 2, "cifar100": 2, "cub": 2, "gtsrb": 1}[name]
         positions = list(range(SIZES[name]))
         random.Random(seed).shuffle(positions)
@@ -86,20 +86,20 @@ class TestFacts:
         assert positions[:5] == first[name]
 
     def test_prompts(self) -> None:
-        counts = {name: len(Known.named(name).templates) for name in KNOWN}
+        counts = {name: len(PaperDataset.named(name).templates) for name in PAPER_DATASETS}
         assert counts == {"aircraft": 2, "cars": 8, "cifar100": 18, "cub": 1, "gtsrb": 3}
-        assert Known.named("cars").caption == "a photo of a {}"
-        assert Known.named("gtsrb").caption == "a photo of {}"
+        assert PaperDataset.named("cars").caption == "a photo of a {}"
+        assert PaperDataset.named("gtsrb").caption == "a photo of {}"
 
     def test_ten_tasks_have_the_papers_sizes(self, tmp_path, opened) -> None:
         data = opened("gtsrb", folders(tmp_path, [f"{n:05}" for n in range(43)]))
-        sizes = [len(task.classes) for task in split(data, 10).tasks]
+        sizes = [len(task.classes) for task in split_dataset(data, 10).tasks]
         assert sizes == [5, 5, 5, 4, 4, 4, 4, 4, 4, 4]
 
 
 class TestLayouts:
     def test_class_folders_by_number_name_or_the_releases_name(self, tmp_path, opened) -> None:
-        known = Known.named("gtsrb")
+        known = PaperDataset.named("gtsrb")
         for n, names in enumerate(
             (
                 [f"{n:03}" for n in range(43)],
@@ -114,10 +114,10 @@ class TestLayouts:
         with tarfile.open(tmp_path / "gtsrb.tar", "w") as archive:
             archive.add(tmp_path / "gtsrb", "gtsrb")
         shutil.rmtree(tmp_path / "gtsrb")
-        is_right(opened("gtsrb", tmp_path), Known.named("gtsrb"))
+        is_right(opened("gtsrb", tmp_path), PaperDataset.named("gtsrb"))
 
     def test_cub(self, tmp_path, opened) -> None:
-        known = Known.named("cub")
+        known = PaperDataset.named("cub")
         paths, labels, taught = [], [], []
         for n, name in enumerate(known.classes):
             folder = f"{n + 1:03}.{name.replace(' ', '_')}"
@@ -136,7 +136,7 @@ class TestLayouts:
         is_right(opened("cub", tmp_path), known)
 
     def test_aircraft(self, tmp_path, opened) -> None:
-        known = Known.named("aircraft")
+        known = PaperDataset.named("aircraft")
         lists: dict[str, list[str]] = {"trainval": [], "test": []}
         for n, name in enumerate(known.classes):
             for k, part in enumerate(("trainval", "test", "test")):
@@ -161,7 +161,7 @@ class TestLayouts:
                 paint(tmp_path / "GTSRB/Final_Test/Images" / f"{2 * n + k:05}.ppm", n)
                 rows.append(f"{2 * n + k:05}.ppm;9;8;{n}")
         (tmp_path / "GTSRB" / "GT-final_test.csv").write_text("\n".join(rows))
-        is_right(opened("gtsrb", tmp_path), Known.named("gtsrb"))
+        is_right(opened("gtsrb", tmp_path), PaperDataset.named("gtsrb"))
 
     def test_cifar100_binary(self, tmp_path, opened) -> None:
         for name, times in (("train", 1), ("test", 2)):
@@ -170,7 +170,7 @@ class TestLayouts:
                 range(times)
             ]  # fmt: skip
             (tmp_path / f"{name}.bin").write_bytes(b"".join(rows))
-        is_right(opened("cifar100", tmp_path), Known.named("cifar100"))
+        is_right(opened("cifar100", tmp_path), PaperDataset.named("cifar100"))
 
     def test_cars(self, tmp_path, opened) -> None:
         io = pytest.importorskip("scipy.io")
@@ -186,7 +186,7 @@ class TestLayouts:
                     paint(tmp_path / part / name, n)
                     rows[times * n + k] = (n + 1, name)
             io.savemat(tmp_path / f"cars_{end}.mat", {"annotations": rows})
-        is_right(opened("cars", tmp_path), Known.named("cars"))
+        is_right(opened("cars", tmp_path), PaperDataset.named("cars"))
 
 
 class TestWhatIsWrong:
@@ -195,7 +195,7 @@ class TestWhatIsWrong:
             load_dataset("cub", tiny, data_dir=tmp_path / "x")
 
     def test_a_class_it_does_not_have(self, tmp_path, tiny) -> None:
-        folders(tmp_path, [*Known.named("cifar100").classes, "unicorn"])
+        folders(tmp_path, [*PaperDataset.named("cifar100").classes, "unicorn"])
         with pytest.raises(InputError, match="class 'unicorn', which cifar100 does not have"):
             load_dataset("cifar100", tiny, data_dir=tmp_path)
 
@@ -220,7 +220,9 @@ class TestWhatIsWrong:
             load_dataset("aircraft", tiny, data_dir=tmp_path)
 
     def test_a_class_that_is_missing(self, tmp_path, tiny) -> None:
-        folders(tmp_path, [name for name in Known.named("cifar100").classes if name != "bee"])
+        folders(
+            tmp_path, [name for name in PaperDataset.named("cifar100").classes if name != "bee"]
+        )
         with pytest.raises(InputError, match=r"no train pictures of 1 of cifar100's 100.*'bee'"):
             load_dataset("cifar100", tiny, data_dir=tmp_path)
 
@@ -230,7 +232,7 @@ class TestWhatIsWrong:
             load_dataset("gtsrb", tiny, data_dir=tmp_path)
 
     def test_several_that_are_missing_are_named(self, tmp_path, tiny) -> None:
-        folders(tmp_path, list(Known.named("cifar100").classes[5:]))
+        folders(tmp_path, list(PaperDataset.named("cifar100").classes[5:]))
         says = r"5 of cifar100's 100 classes: 'apple', 'aquarium fish', 'baby' and 2 more$"
         with pytest.raises(InputError, match=says):
             load_dataset("cifar100", tiny, data_dir=tmp_path)
@@ -239,12 +241,12 @@ class TestWhatIsWrong:
         """Their numbers fit; the names that came with them do not."""
         folders(tmp_path, [f"{n:03}" for n in range(100)])
         file = tmp_path / "classes.json"
-        file.write_text(json.dumps(Known.named("cifar100").classes))
+        file.write_text(json.dumps(PaperDataset.named("cifar100").classes))
         opened("cifar100", tmp_path)
         says = "100 of its 100 classes differ, for example class 0 is 'apple' .* and '707-320' in"
         with pytest.raises(InputError, match=f"is not aircraft: {says} aircraft"):
             load_dataset("aircraft", tiny, data_dir=tmp_path)
-        names = Known.named("gtsrb").also
+        names = PaperDataset.named("gtsrb").also
         file.write_text(json.dumps([*names, "Unicorns"]))
         with pytest.raises(InputError, match=r"class 43 is 'Unicorns' .* and not there in gtsrb"):
             load_dataset("gtsrb", tiny, data_dir=tmp_path)
@@ -281,7 +283,7 @@ class TestDecodedOnce:
 
     def test_the_map_is_the_pictures(self, tmp_path, tiny) -> None:
         part = load_dataset(str(self.folder(tmp_path)), tiny).train
-        assert isinstance(part.pictures, Decoded)
+        assert isinstance(part.pictures, CachedImages)
         files = part.pictures.source
         assert torch.equal(part.pictures.read([2, 0])[1], files.decode(0))
         assert part.pictures.key(1) == files.key(1)
@@ -293,7 +295,7 @@ class TestDecodedOnce:
         first = load_dataset(str(place), tiny).train.pictures
         first.check()
         again = load_dataset(str(place), tiny).train.pictures
-        monkeypatch.setattr("dosapp.data.files.Place.read", lambda self: 1 / 0)
+        monkeypatch.setattr("dosapp.data.files.FileRef.read", lambda self: 1 / 0)
         assert torch.equal(again.read([0, 1]), first.read([0, 1]))
         assert again.key(0) == first.key(0)
 
@@ -467,7 +469,7 @@ class TestShards:
 
 
 @shared_only
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", PAPER_DATASETS)
 def test_the_shared_subsets_can_be_read(name, tiny, opened) -> None:
     data = opened(name, SHARED / "data")
     assert len(data.classes) == SIZES[name]
@@ -487,27 +489,27 @@ class TestFileLists:
         assert checked_list(tmp_path / "a", tiny) != lists[1]
 
     @shared_only
-    @pytest.mark.parametrize("name", KNOWN)
+    @pytest.mark.parametrize("name", PAPER_DATASETS)
     def test_the_small_subsets_are_the_ones_we_know(self, name, tiny) -> None:
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always")
-            known_data(name, SHARED / "data", tiny.picture)
+            load_local_copy(name, SHARED / "data", tiny.picture)
         assert not [n for n in notes if "not quite" in str(n.message)]
 
     def almost(self, place: Path, net, monkeypatch, change) -> list[str]:
         """What is said of a copy of GTSRB that has changed since its list was made."""
         folders(place, [f"{n:03}" for n in range(43)])
-        data = own_data(place, net.picture)
+        data = load_folder(place, net.picture)
         each = " ".join(class_lists(data.train, data.test))
         files = file_list(data.train, data.test)
         copy = {"name": "the copy", "train": 43, "test": 86, "files": files, "each": each}
-        known = {n: Known.named(n) for n in KNOWN}
+        known = {n: PaperDataset.named(n) for n in PAPER_DATASETS}
         known["gtsrb"] = dataclasses.replace(known["gtsrb"], copies=[copy])
-        monkeypatch.setattr(Known, "named", known.get)
+        monkeypatch.setattr(PaperDataset, "named", known.get)
         change()
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always")
-            known_data("gtsrb", place, net.picture)
+            load_local_copy("gtsrb", place, net.picture)
         return [str(note.message) for note in notes if "the copy" in str(note.message)]
 
     def test_other_files_in_the_same_number_are_named(self, tmp_path, tiny, monkeypatch) -> None:
@@ -517,7 +519,7 @@ class TestFileLists:
 
         assert not self.almost(tmp_path / "a", tiny, monkeypatch, lambda: None)
         [note] = self.almost(tmp_path / "b", tiny, monkeypatch, change)
-        first, second, eighth = (Known.named("gtsrb").classes[n] for n in (0, 1, 7))
+        first, second, eighth = (PaperDataset.named("gtsrb").classes[n] for n in (0, 1, 7))
         assert note.endswith(
             f"is not quite the copy: class '{first}' has 1 train and 1 test pictures, not 1 and 2, "
             f"class '{second}' has 1 train and 3 test pictures, not 1 and 2, "
@@ -537,7 +539,7 @@ class TestFileLists:
 
 
 def checked_list(place: Path, net) -> str:
-    data = own_data(place, net.picture)
+    data = load_folder(place, net.picture)
     return file_list(data.train, data.test)
 
 
@@ -569,7 +571,7 @@ class TestTables:
         data = load_dataset(str(place), tiny)
         assert data.classes == ("cat", "dog", "red fox")
         assert (len(data.train.labels), len(data.test.labels)) == (12, 6)
-        assert isinstance(data.train.pictures, Decoded)
+        assert isinstance(data.train.pictures, CachedImages)
         pixels = data.test.pictures.read([0, 1, 2])
         assert [int(p[0].float().mean()) for p in pixels] == data.test.labels[:3].tolist()
 
@@ -589,19 +591,19 @@ class TestTables:
 
         from dosapp.data.registry import hub
 
-        known = Known.named("gtsrb")
+        known = PaperDataset.named("gtsrb")
         names = list(reversed(known.classes))
         place = parquet(names, datasets.ClassLabel(names=names), train=1, test=2)
         local = {"train": [str(place), "train"], "test": [str(place), "test"]}
         pinned = dataclasses.replace(known, hub={**known.hub, **local})
-        monkeypatch.setattr(hub.Known, "named", lambda name: pinned)
+        monkeypatch.setattr(hub.PaperDataset, "named", lambda name: pinned)
         with pytest.warns(UserWarning, match="cannot be compared"):
             data = load_dataset("gtsrb", tiny)
         assert data.classes == known.order
         shades = [int(p[0].float().mean()) for p in data.train.pictures.read(range(43))]
         assert [data.classes[n] for n in data.train.labels] == [names[s] for s in shades]
 
-    @pytest.mark.parametrize("name", KNOWN)
+    @pytest.mark.parametrize("name", PAPER_DATASETS)
     def test_loading_scripts_are_asked_for_as_parquet(self, name, tiny, monkeypatch) -> None:
         datasets = pytest.importorskip("datasets")
         asked = []

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from dosapp.errors import InputError
-from dosapp.experiments.plan import open_stream
+from dosapp.experiments.plan import build_scenario
 from dosapp.experiments.run import run
 from dosapp.history.history import UPGRADES
 from dosapp.history.record import State, checksum
@@ -28,14 +28,14 @@ from dosapp.scenario import Session
 def taught(small, tiny):
     settings = small()
     learner = Learner(settings.learner(), tiny)
-    stream = open_stream(settings, tiny)
+    stream = build_scenario(settings, tiny)
     learner.learn(stream.session(0))
     return learner, stream
 
 
 def test_learning_helps(small, tiny) -> None:
     settings = small(classes=30, tasks=1, epochs=4, batch=32, train_images=10, test_images=10)
-    stream = open_stream(settings, tiny)
+    stream = build_scenario(settings, tiny)
     test = stream.tasks[0].test
     pixels, truth = test.read(range(len(test))), [stream.classes[i] for i in test.labels]
 
@@ -103,7 +103,7 @@ def test_a_stranger_learner_says_so(pupil, tiny) -> None:
 def test_lessons_of_another_size_are_refused_before_anything_is_met(pupil, tiny) -> None:
     learner = Learner(pupil(), tiny)
     with pytest.raises(InputError, match=r"shape \[3, 8, 8\]; give \[3, 32, 32\]"):
-        learner.learn(Session.of({"cat": torch.zeros(9, 3, 8, 8, dtype=torch.uint8)}))
+        learner.learn(Session.from_images({"cat": torch.zeros(9, 3, 8, 8, dtype=torch.uint8)}))
     assert learner.classes == []
 
 
@@ -128,13 +128,13 @@ def test_new_classes_and_more_of_known_ones(taught) -> None:
     known = learner.classes
     pixels = (stream.tasks[0].test.read(range(6)) * 255).to(torch.uint8)
     with pytest.warns(UserWarning, match="smaller batch"):
-        learner.learn(Session.of({known[0]: pixels[:3], "violet spiral": pixels[3:]}))
+        learner.learn(Session.from_images({known[0]: pixels[:3], "violet spiral": pixels[3:]}))
     assert learner.classes == [*known, "violet spiral"]
 
 
 def test_fewer_lessons_than_a_batch_use_the_smaller_batch(pupil, tiny) -> None:
     learner = Learner(pupil(batch=64, epochs=3), tiny)
-    lesson = Session.of(
+    lesson = Session.from_images(
         {
             "red dot": torch.zeros(2, 3, 32, 32, dtype=torch.uint8) + 9,
             "blue dot": torch.ones(3, 3, 32, 32, dtype=torch.uint8),
@@ -146,7 +146,7 @@ def test_fewer_lessons_than_a_batch_use_the_smaller_batch(pupil, tiny) -> None:
 
 def test_lessons_go_on_from_any_step(small, tiny) -> None:
     settings = small(epochs=3, memory=6)
-    stream = open_stream(settings, tiny)
+    stream = build_scenario(settings, tiny)
     whole = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
     whole.learn(stream.session(0))
     part = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
@@ -164,7 +164,7 @@ def test_lessons_go_on_from_any_step(small, tiny) -> None:
 
 def test_going_on_after_the_last_step_keeps_the_teacher(small, tiny) -> None:
     settings = small()
-    session = open_stream(settings, tiny).session(0)
+    session = build_scenario(settings, tiny).session(0)
     whole, part, rest = (
         Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights()))) for _ in range(3)
     )
@@ -178,7 +178,7 @@ def test_going_on_after_the_last_step_keeps_the_teacher(small, tiny) -> None:
 
 
 def test_memory_keeps_the_newest_sessions_when_there_are_more_than_pictures(tiny, small) -> None:
-    memory, stream = ReplayBuffer(capacity=3), open_stream(small(), tiny)
+    memory, stream = ReplayBuffer(capacity=3), build_scenario(small(), tiny)
     lessons = stream.session(0).train
     for t in range(5):
         memory.keep(lessons, torch.full((len(lessons),), t))
@@ -189,13 +189,13 @@ def test_memory_keeps_the_newest_sessions_when_there_are_more_than_pictures(tiny
 
 @pytest.mark.parametrize("method", ["flyp", "lwf", "prd"])
 def test_rivals_count_whatever_the_method(method, pupil, tiny, small) -> None:
-    lesson = open_stream(small(), tiny).session(0)
+    lesson = build_scenario(small(), tiny).session(0)
     losses = []
     for rivals in (False, True):
         net = tiny.shared_copy(own=list(tiny.weights()))
         learner = Learner(pupil(method=method, rivals=rivals, epochs=1), net)
         learner.learn(lesson)
-        one = Session.of({lesson.classes[0]: torch.zeros(8, 3, 32, 32, dtype=torch.uint8)})
+        one = Session.from_images({lesson.classes[0]: torch.zeros(8, 3, 32, 32, dtype=torch.uint8)})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a class alone has nothing to be told from
             losses.append(next(iter(learner.training_steps(one))).loss)
@@ -205,7 +205,7 @@ def test_rivals_count_whatever_the_method(method, pupil, tiny, small) -> None:
 def test_memory_is_balanced_over_sessions_and_said(small, tiny, tmp_path) -> None:
     settings = small(method="flyp", memory=7)
     learner = Learner(settings.learner(), tiny)
-    stream = open_stream(settings, tiny)
+    stream = build_scenario(settings, tiny)
     for t in range(2):
         learner.learn(stream.session(t))
     assert [len(labels) for labels in learner.replay_buffer.labels] == [3, 3]
@@ -218,7 +218,7 @@ def test_memory_is_balanced_over_sessions_and_said(small, tiny, tmp_path) -> Non
 def test_replay_doubles_the_batch_and_marks_it(small, tiny) -> None:
     settings = small(method="flyp", memory=30)
     learner = Learner(settings.learner(), tiny)
-    stream = open_stream(settings, tiny)
+    stream = build_scenario(settings, tiny)
     learner.learn(stream.session(0))
     seen = []
     loss = learner.method.loss
@@ -393,7 +393,7 @@ class TestClasses:
     )  # fmt: skip
     def test_a_class_that_has_gone_is_gone_everywhere(self, small, tiny, changes) -> None:
         settings = small(**changes)
-        learner, stream = Learner(settings.learner(), tiny), open_stream(settings, tiny)
+        learner, stream = Learner(settings.learner(), tiny), build_scenario(settings, tiny)
         learner.learn(stream.session(0))
         pixels = stream.session(0).unlabelled.read(range(8))
         learner.adapt(pixels)
@@ -536,7 +536,7 @@ class TestHistory:
         assert checksum(reader.at(6)) == checksum(reader.at(1))
 
     def test_a_replayed_class_is_forgotten_with_its_pictures(self, small, tiny, tmp_path) -> None:
-        stream = open_stream(small(), tiny)
+        stream = build_scenario(small(), tiny)
         learner = Learner(small(memory=6).learner(), tiny)
         for t in (0, 1):
             learner.learn(stream.session(t))

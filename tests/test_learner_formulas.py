@@ -12,7 +12,7 @@ from dosapp.backbones.base import TowerHooks
 from dosapp.backbones.tower import Tokens, apply_block
 from dosapp.backbones.wrappers import find_wrapper
 from dosapp.errors import InputError
-from dosapp.experiments.plan import open_stream, plan
+from dosapp.experiments.plan import build_scenario, plan
 from dosapp.functional.losses import masked_cross_entropy, soft_cross_entropy
 from dosapp.learner.learner import Learner
 from dosapp.methods.base import Batch
@@ -29,7 +29,7 @@ def encode_shared_trunk(small, tiny):
     def make(method: str, sessions: float = 1, **changes: object):
         settings = small(method=method, **changes)
         learner = Learner(settings.learner(), tiny)
-        stream = open_stream(settings, tiny)
+        stream = build_scenario(settings, tiny)
         for t in range(int(sessions)):
             learner.learn(stream.session(t))
         if sessions % 1:

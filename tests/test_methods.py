@@ -11,7 +11,7 @@ import torch
 
 import checks
 from dosapp.errors import InputError
-from dosapp.experiments.plan import open_stream
+from dosapp.experiments.plan import build_scenario
 from dosapp.functional.masks import top_fraction
 from dosapp.learner.learner import Learner
 from dosapp.methods.base import Method
@@ -105,15 +105,21 @@ def test_zero_shot_never_moves(small, tiny) -> None:
 
 
 def test_methods_of_other_packages_are_found_by_name(tmp_path) -> None:
-    about = tmp_path / "careful-1.0.dist-info"
+    about = tmp_path / "enabled_mitigations-1.0.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: careful\nVersion: 1.0\n")
-    entries = ["careful = careful:Careful", "spu = careful:Careful", "torn = nowhere:X"]
+    (about / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: enabled_mitigations\nVersion: 1.0\n"
+    )
+    entries = [
+        "enabled_mitigations = enabled_mitigations:Careful",
+        "spu = enabled_mitigations:Careful",
+        "torn = nowhere:X",
+    ]
     (about / "entry_points.txt").write_text("\n".join(["[dosapp.methods]", *entries]))
     code = (
         "from dosapp.methods.flyp import FLYP\n\n\nclass Careful(FLYP):\n    summary = 'slowly'\n"
     )
-    (tmp_path / "careful.py").write_text(code)
+    (tmp_path / "enabled_mitigations.py").write_text(code)
     said = subprocess.run(
         [sys.executable, "-m", "dosapp", "methods", "--json"],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
@@ -122,7 +128,7 @@ def test_methods_of_other_packages_are_found_by_name(tmp_path) -> None:
         check=True,
     )
     found = json.loads(said.stdout)
-    assert found["careful"]["idea"] == "slowly"
+    assert found["enabled_mitigations"]["idea"] == "slowly"
     assert found["spu"]["idea"] == METHODS["spu"].idea  # ours keep their names
     assert "method 'torn' is left out: No module named 'nowhere'" in said.stderr
 
@@ -135,7 +141,7 @@ class TestDoSAPP:
         before = {n: w.detach().clone() for n, w in tiny.first_mlp_weights().items()}
         settings = small(method="dosapp")
         learner = Learner(settings.learner(), tiny)
-        learner.learn(open_stream(settings, tiny).session(0))
+        learner.learn(build_scenario(settings, tiny).session(0))
         for name, weight in tiny.first_mlp_weights().items():
             moved = int((weight != before[name]).sum())
             limit = int(0.1 * weight.numel())
@@ -152,7 +158,7 @@ class TestDoSAPP:
     def test_or_the_current_mask_if_asked(self, small, tiny) -> None:
         settings = small(method="dosapp", options={"stream_mask": "current"})
         learner = Learner(settings.learner(), tiny)
-        stream = open_stream(settings, tiny)
+        stream = build_scenario(settings, tiny)
         seen = []
         choose = learner.method.learner.choose
 
@@ -195,7 +201,7 @@ class TestDoSAPP:
             settings = small(method="dosapp", options={"interval": interval})
             net = tiny.shared_copy(own=list(tiny.weights()))
             learner = Learner(settings.learner(), net)
-            learner.learn(open_stream(settings, net).session(0))
+            learner.learn(build_scenario(settings, net).session(0))
             mine, theirs = net.weights(), learner.method.shared_copies()["teacher"].weights()
             return sum(float((mine[n] - theirs[n]).detach().square().sum()) for n in mine)
 
@@ -280,7 +286,7 @@ class TestRegistry:
             build_method(method, adapt, options)
 
     def test_no_label_can_reach_an_adapter(self) -> None:
-        """The hook's signature has images only; `Unlabelled` has no labels to give."""
+        """The hook's signature has images only; `UnlabelledImages` has no labels to give."""
         import inspect
 
         for kind in (Method, *METHODS.values()):
@@ -306,7 +312,7 @@ class TestTogether:
     def test_a_teacher_begins_again_from_the_average_of_weights(self, small, tiny) -> None:
         settings = small(method="zscl", adapt="dosapp", options={"references": "signs"})
         learner = Learner(settings.learner(), tiny)
-        learner.learn(open_stream(settings, tiny).session(0))
+        learner.learn(build_scenario(settings, tiny).session(0))
         mine = learner.student.backbone.weights()
         theirs = learner.method.unlabelled.teacher.weights()
         assert all(torch.equal(mine[n], theirs[n]) for n in mine)
@@ -344,7 +350,7 @@ def test_teachers_smooth_by_epoch_if_asked(small, tiny) -> None:
     learner = Learner(settings.learner(), tiny)
     name = next(iter(tiny.first_mlp_weights()))
     teacher, student = learner.method.teacher, tiny.weights()[name]
-    lessons = learner.lessons(open_stream(settings, tiny).session(0))
+    lessons = learner.lessons(build_scenario(settings, tiny).session(0))
     start = student.detach().clone()
     for _ in range(3):
         next(lessons)

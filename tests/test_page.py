@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from conftest import in_a_browser
-from dosapp.experiments.store import results
+from dosapp.experiments.store import read_results
 from dosapp.report import write_report
 from dosapp.report.tables import WITH_COSTS, comma_separated, latex, rows
 
@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("page")
-    write_report(results([ROOT / "results" / "foundation"]), place, "A page", columns=WITH_COSTS)
+    write_report(
+        read_results([ROOT / "results" / "foundation"]), place, "A page", columns=WITH_COSTS
+    )
     return place
 
 
@@ -49,7 +51,7 @@ def test_the_page_has_no_errors_and_its_table_sorts(folder, browser) -> None:
 
 
 def test_datasets_have_figures_of_their_own(tmp_path) -> None:
-    found = results([ROOT / "results" / "real-small"])
+    found = read_results([ROOT / "results" / "real-small"])
     few = [r for r in found if r.label in ("FLYP", "SPU + D^u", "DoSAPP")]
     table = write_report(few, tmp_path, "Two")
     assert [row.data for row in table] == ["cifar100"] * 3 + ["gtsrb"] * 3
@@ -69,7 +71,7 @@ def test_every_figure_comes_as_png_svg_and_pdf(folder) -> None:
 
 
 def test_latex_has_the_best_of_each_column_in_bold() -> None:
-    text = latex(rows(results([ROOT / "results" / "foundation"])))
+    text = latex(rows(read_results([ROOT / "results" / "foundation"])))
     assert text.count(r"\textbf") == 4
     joint = next(line for line in text.splitlines() if line.startswith("Joint"))
     assert r"\textbf{94.6 $\pm$ 0.6}" in joint
@@ -80,7 +82,7 @@ def test_csv_is_unrounded_and_names_the_runs() -> None:
     import csv
     import io
 
-    table = rows(results([ROOT / "results" / "foundation"]))
+    table = rows(read_results([ROOT / "results" / "foundation"]))
     lines = list(csv.DictReader(io.StringIO(comma_separated(table))))
     ours = next(line for line in lines if line["method"] == "DoSAPP")
     assert float(ours["accuracy"]) == pytest.approx(86.3, abs=0.06)

@@ -11,7 +11,7 @@ import torch
 
 import pinned
 from conftest import shared_only
-from dosapp.experiments.plan import open_stream, plan
+from dosapp.experiments.plan import build_scenario, plan
 from dosapp.experiments.run import machine
 from dosapp.settings import RunSettings
 
@@ -50,7 +50,7 @@ def check_keys(folder: str) -> None:
         result = json.loads(path.read_text())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            planned = plan(RunSettings.checked(result["settings"]))
+            planned = plan(RunSettings.parse(result["settings"]))
         assert planned.key == path.parent.name, f"{path}: {result['label']}"
 
 
@@ -85,7 +85,7 @@ def test_the_learner_of_version_0_1_is_read_back(tiny) -> None:
 
 def test_a_served_answer(tiny) -> None:
     history, _, _ = pinned.old_versions()
-    scenario = open_stream(RunSettings.checked(pinned.SETTINGS), tiny)
+    scenario = build_scenario(RunSettings.parse(pinned.SETTINGS), tiny)
     answer = pinned.served(history.folder, scenario.tasks[0].test.read([0])[0])
     pin = PINS["served"]
     assert answer["version"] == pin["version"]

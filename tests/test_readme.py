@@ -17,11 +17,11 @@ from PIL import Image
 import checks
 from conftest import shared_only
 from dosapp import Client, methods
-from dosapp.experiments.grid import rows_of, runs_in
+from dosapp.experiments.grid import read_grid, select_results
 from dosapp.experiments.metrics import DEFINITIONS, OF_R, previous_tasks
 from dosapp.experiments.result import Result
-from dosapp.experiments.store import results
-from dosapp.paper.ledger import opened
+from dosapp.experiments.store import read_results
+from dosapp.paper.ledger import open_ledgers
 from dosapp.paper.reproduce import Scale, tables
 from dosapp.report import speed
 from dosapp.report.tables import (
@@ -111,8 +111,10 @@ def test_a_method_is_one_file_and_gets_every_check(small, tiny, tmp_path, monkey
     (code,) = blocks((ROOT / "CONTRIBUTING.md").read_text(), "python")
     space = {}
     exec(code, space)
-    monkeypatch.setattr(methods, "METHODS", {**methods.METHODS, "careful": space["Careful"]})
-    settings = small(method="spu", adapt="careful", options={"sure": 0.2})
+    monkeypatch.setattr(
+        methods, "METHODS", {**methods.METHODS, "enabled_mitigations": space["Careful"]}
+    )
+    settings = small(method="spu", adapt="enabled_mitigations", options={"sure": 0.2})
     checks.inputs_are_not_modified(settings, tiny)
     checks.predicting_changes_nothing(settings, tiny)
     checks.load_of_save_answers_and_learns_the_same(settings, tiny, tmp_path / "x")
@@ -123,7 +125,7 @@ def test_a_method_is_one_file_and_gets_every_check(small, tiny, tmp_path, monkey
 def test_every_config_opens_with_its_command_and_can_be_planned(file: Path) -> None:
     first = file.read_text().splitlines()[0]
     assert first.startswith(f"# dosapp grid configs/{file.name}")
-    assert runs_in(file)
+    assert read_grid(file)
 
 
 def test_links_lead_somewhere() -> None:
@@ -148,7 +150,7 @@ def test_committed_results_are_whole_and_of_this_format() -> None:
 @pytest.mark.parametrize("store", ["foundation", "mitigations", "probe", "real-small", "tiny"])
 def test_committed_numbers_are_those_of_their_matrices(store) -> None:
     """By today's formulas: a definition cannot change and leave old numbers behind."""
-    for result in results([ROOT / "results" / store]):
+    for result in read_results([ROOT / "results" / store]):
         R = np.array(result.R, dtype=float)
         for name, formula in OF_R.items():
             assert result.metrics[name] == pytest.approx(number(formula(R))), name
@@ -163,7 +165,9 @@ def number(value: float) -> float | None:
 
 def test_the_tables_in_the_docs_are_the_reports() -> None:
     page = (ROOT / "docs" / "does-it-work.md").read_text()
-    main, probe = (rows(results([ROOT / "results" / name])) for name in ("foundation", "probe"))
+    main, probe = (
+        rows(read_results([ROOT / "results" / name])) for name in ("foundation", "probe")
+    )
     for table in (markdown(main), paired(main, "DoSAPP"), on_the_stream(main), markdown(probe)):
         assert table in page
 
@@ -172,7 +176,9 @@ def test_the_tables_of_methods_are_the_reports() -> None:
     page = (ROOT / "docs" / "methods.md").read_text()
 
     def table(name: str, store: str, *, only: str = ""):
-        found = rows_of(ROOT / "configs" / f"{name}.yaml", results([ROOT / "results" / store]))
+        found = select_results(
+            ROOT / "configs" / f"{name}.yaml", read_results([ROOT / "results" / store])
+        )
         return rows([r for r in found if not only or r.settings[only] or not r.settings["stream"]])
 
     every = table("methods", "tiny")
@@ -216,7 +222,7 @@ def test_shipped_rates_say_where_they_come_from() -> None:
 @pytest.mark.filterwarnings("ignore:momenta")  # the ablations want them so
 def test_the_committed_ledger_is_what_the_store_says(tmp_path) -> None:
     """Every cell again from stored results; nothing is computed and nothing is copied."""
-    books = opened(list(tables()), Scale.named("tiny"), ROOT / "results" / "tiny")
+    books = open_ledgers(list(tables()), Scale.named("tiny"), ROOT / "results" / "tiny")
     wanted = "\n".join(book.markdown() for book in books)
     assert (ROOT / "results" / "tiny" / "ledger-tiny.md").read_text() == wanted
     assert "not run" not in wanted
@@ -228,7 +234,7 @@ def test_the_committed_ledger_is_what_the_store_says(tmp_path) -> None:
 @pytest.mark.parametrize("name", ["main", "test-time", "ttl-before-after"])
 def test_the_ledgers_of_real_pictures_are_what_the_store_says(name, monkeypatch) -> None:
     monkeypatch.chdir(ROOT)  # the scale's paths are relative to it
-    [book] = opened([name], Scale.named("real-small"), ROOT / "results" / "real-small")
+    [book] = open_ledgers([name], Scale.named("real-small"), ROOT / "results" / "real-small")
     committed = ROOT / "results" / "real-small" / f"ledger-real-small-{name}.md"
     assert committed.read_text() == book.markdown()
     assert "not run" not in committed.read_text()

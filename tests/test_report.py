@@ -5,7 +5,7 @@ import re
 import pytest
 
 from dosapp.errors import InputError
-from dosapp.experiments.result import Result, same_stream
+from dosapp.experiments.result import Result, check_paired
 from dosapp.report import intro, provenance
 from dosapp.report.sweeps import sweeps
 from dosapp.report.tables import footnote, latex, markdown, on_the_stream, paired, rows, tex
@@ -108,9 +108,9 @@ class TestWhatMayBeCompared:
     def test_what_is_taught_and_streamed_may_differ(self) -> None:
         settings = {"stream": False, "fraction": 0.5, "stream_noise": 0.1, "memory": 9}
         stream = {"name": "pets", "hash": "other"}
-        same_stream(*self.changed(settings=settings, task={"stream": 0}, stream=stream))
-        same_stream(*self.changed(R=[[1.0], [1.0]], stream=stream))  # joint training, and not
-        same_stream(*self.changed(settings={"full_test": True}, task={"test": 10}))
+        check_paired(*self.changed(settings=settings, task={"stream": 0}, stream=stream))
+        check_paired(*self.changed(R=[[1.0], [1.0]], stream=stream))  # joint training, and not
+        check_paired(*self.changed(settings={"full_test": True}, task={"test": 10}))
 
     @pytest.mark.parametrize(
         ("changes", "says"),
@@ -126,7 +126,7 @@ class TestWhatMayBeCompared:
     def test_what_is_measured_may_not(self, changes, says) -> None:
         one, two = self.changed(**changes)
         with pytest.raises(InputError, match=says):
-            same_stream(one, two)
+            check_paired(one, two)
 
     @pytest.mark.parametrize(
         ("changes", "says"),
@@ -247,7 +247,7 @@ class TestPictures:
 
 class TestMoreRowsThanLinesCanTellApart:
     @pytest.fixture
-    def many(self):
+    def grid_progress(self):
         learners = [
             make_result(f"L{n:02}", 0, 60.0 + n, 10.0, memory=50 * (n == 3)) for n in range(16)
         ]

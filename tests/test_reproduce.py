@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from dosapp.data.paper_sets.datasets import Known
+from dosapp.data.paper_sets.datasets import PaperDataset
 from dosapp.errors import InputError
 from dosapp.experiments.costs import estimate
-from dosapp.experiments.grid import grid
+from dosapp.experiments.grid import run_grid
 from dosapp.experiments.plan import plan
 from dosapp.experiments.ray_cluster import wants_gpu
-from dosapp.experiments.result import same_stream
-from dosapp.paper.ledger import lost, opened
+from dosapp.experiments.result import check_paired
+from dosapp.paper.ledger import lost, open_ledgers
 from dosapp.paper.ledger.cells import Cell, value_of
 from dosapp.paper.ledger.table import Ledger
-from dosapp.paper.ledger.verdicts import judged
-from dosapp.paper.reproduce import Row, Scale, command, runs, table, tables, timed
+from dosapp.paper.ledger.verdicts import judge_claim
+from dosapp.paper.reproduce import Row, Scale, command, runs, table, tables, timed_runs
 from dosapp.settings import RunSettings
 from test_cli import dosapp
 from test_report import make_result
@@ -133,10 +133,10 @@ class TestRuns:
 
 class TestTime:
     def test_is_measured_in_turns_once_and_read_afterwards(self, tmp_path) -> None:
-        [empty] = opened(["time"], SMALL, tmp_path)
+        [empty] = open_ledgers(["time"], SMALL, tmp_path)
         assert "not run" in empty.markdown()
         assert [v.said for v in empty.verdicts()] == ["not run", "not run"]
-        first = opened(["time"], SMALL, tmp_path, measure=True)[0].facts()
+        first = open_ledgers(["time"], SMALL, tmp_path, measure=True)[0].facts()
         assert {row["row"]: len(row["seconds"]) for row in first["rows"]} == {
             "all parameters": 2,
             "DoSAPP": 2,
@@ -145,20 +145,20 @@ class TestTime:
         assert all(row["command"] and row["stream"] and row["finished"] for row in first["rows"])
         assert all(row["status"] == "run" and row["paper"] is None for row in first["rows"])
         assert [claim["pairs"] for claim in first["claims"]] == [2, 2]
-        [again] = opened(["time"], SMALL, tmp_path)
+        [again] = open_ledgers(["time"], SMALL, tmp_path)
         assert again.facts() == first
         assert "(1.00)" in again.markdown()
         assert "DoSAPP better than all parameters in seconds" in again.markdown()
 
     def test_at_the_papers_scale_ratios_are_set_against_the_papers(self, tmp_path) -> None:
         size = Scale.named("paper")
-        [book] = opened(
+        [book] = open_ledgers(
             ["time"], replace(size, settings={**size.settings, "data_dir": tmp_path}), tmp_path
         )
         assert [row["status"] for row in book.times()] == ["not run"] * 3  # nor is it an error
         assert book.unread
         seconds = {"all parameters": [1.0, 1.1], "DoSAPP": [1.0, 1.0], "SPU + RMT": [2.0, 2.0]}
-        images = Known.named(timed(size)["DoSAPP"].data).images
+        images = PaperDataset.named(timed_runs(size)["DoSAPP"].data).images
         tasks = [{"train": images["train"], "test": images["test"] // 2}]
         book.measured = {"seconds": seconds, "backbone": "ViT-B-16", "tasks": tasks}
         assert [row["status"] for row in book.times()] == ["reproduced", "reproduced", "differs"]
@@ -181,11 +181,11 @@ class TestTime:
 
 
 def test_the_forgetting_maps_are_drawn_from_stored_results(tmp_path) -> None:
-    [book] = opened(["forgetting-maps"], SMALL, tmp_path)
+    [book] = open_ledgers(["forgetting-maps"], SMALL, tmp_path)
     book.draw(tmp_path / "maps")
     assert not (tmp_path / "maps.png").exists()
-    grid(runs(["forgetting-maps"], replace(SMALL, seeds="0")), tmp_path)
-    [book] = opened(["forgetting-maps"], replace(SMALL, seeds="0"), tmp_path)
+    run_grid(runs(["forgetting-maps"], replace(SMALL, seeds="0")), tmp_path)
+    [book] = open_ledgers(["forgetting-maps"], replace(SMALL, seeds="0"), tmp_path)
     book.draw(tmp_path / "maps")
     assert (tmp_path / "maps.png").stat().st_size > 5000
 
@@ -196,7 +196,7 @@ class TestLedger:
         empty = Ledger(name, SMALL, tmp_path)
         assert {cell.status for cell in empty.cells()} == {"not run"}
         assert {v.said for v in empty.verdicts()} == {"not run"}
-        grid(runs([name], SMALL), tmp_path)
+        run_grid(runs([name], SMALL), tmp_path)
         full = Ledger(name, SMALL, tmp_path)
         facts = full.facts()
         assert [c["seeds"] for c in facts["cells"]] == [2, 2]
@@ -215,7 +215,7 @@ class TestLedger:
         assert "is not here" in book.unread[0]
 
     def test_a_ledger_is_not_replaced_by_one_that_lacks_results(self, tmp_path) -> None:
-        [book] = opened(["noise"], SMALL, tmp_path)
+        [book] = open_ledgers(["noise"], SMALL, tmp_path)
         facts = book.facts()
         facts["cells"][0] |= {"ours": 50.0, "seeds": 2}
         place = tmp_path / "ledger-tiny-noise.json"
@@ -231,7 +231,9 @@ class TestLedger:
     def test_a_file_under_the_wrong_key_or_changed_by_hand_fills_no_cell(self, tmp_path) -> None:
         name = "with-without-ttl"
         one, two = runs([name], replace(SMALL, seeds="0"))
-        first, second = (tmp_path / outcome.result.key for outcome in grid([one, two], tmp_path))
+        first, second = (
+            tmp_path / outcome.result.key for outcome in run_grid([one, two], tmp_path)
+        )
         whole = (first / "result.json").read_text()
         (first / "result.json").write_text((second / "result.json").read_text())
         with pytest.raises(InputError, match="is the result of another run"):
@@ -264,7 +266,7 @@ class TestLedger:
         assert said in "".join(book._claims())
 
     def test_earlier_tasks_before_and_after(self, tmp_path) -> None:
-        grid(runs(["ttl-before-after"], SMALL), tmp_path)
+        run_grid(runs(["ttl-before-after"], SMALL), tmp_path)
         book = Ledger("ttl-before-after", SMALL, tmp_path)
         cells = book.cells()
         assert [len(cell.values) for cell in cells[:4]] == [2, 2, 2, 2]
@@ -286,10 +288,10 @@ class TestLedger:
     def test_a_claim_is_judged_by_the_interval_of_paired_differences(
         self, differences, metric, said
     ) -> None:
-        assert judged("a", "b", metric, differences).said == said
+        assert judge_claim("a", "b", metric, differences).said == said
 
     def test_the_interval_is_students(self) -> None:
-        verdict = judged("a", "b", "accuracy", [1.0, 2.0, 3.0])
+        verdict = judge_claim("a", "b", "accuracy", [1.0, 2.0, 3.0])
         assert verdict.difference == 2.0
         assert verdict.half == pytest.approx(4.30 * 1 / math.sqrt(3))
 
@@ -320,14 +322,14 @@ class TestLedger:
 
     def test_other_definitions_or_tasks_are_not_compared(self) -> None:
         one, two = make_result("A", 0, 1, 1), make_result("B", 0, 1, 1)
-        same_stream(one, two)
+        check_paired(one, two)
         with pytest.raises(InputError, match="define their metrics differently"):
-            same_stream(
+            check_paired(
                 one.model_copy(update={"definitions": {"forgetting": "x"}}),
                 two.model_copy(update={"definitions": {"forgetting": "y"}}),
             )
         with pytest.raises(InputError, match="different tasks"):
-            same_stream(one, two.model_copy(update={"tasks": [{"classes": ["a"]}]}))
+            check_paired(one, two.model_copy(update={"tasks": [{"classes": ["a"]}]}))
 
     def test_a_metric_by_session_or_over_all_but_the_first(self) -> None:
         line = {"before": [90.0, 60.0, 50.0], "after": [90.0, 70.0, 60.0]}

@@ -14,8 +14,8 @@ from dosapp.backbones.clip import TINY
 from dosapp.errors import InputError
 from dosapp.experiments.plan import plan
 from dosapp.experiments.result import Result
-from dosapp.experiments.run import EVERY, Watch, run
-from dosapp.experiments.store import Store, results
+from dosapp.experiments.run import EVERY, RunCallback, run
+from dosapp.experiments.store import Store, read_results
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import lock_folder
 from killed import LONG
@@ -134,7 +134,7 @@ class TestStore:
         stamp = next(tmp_path.rglob("result.json")).stat().st_mtime_ns
         assert store.get(small(method="zero-shot")) == first
         assert next(tmp_path.rglob("result.json")).stat().st_mtime_ns == stamp
-        assert [r.key for r in results([tmp_path])] == [first.key]
+        assert [r.key for r in read_results([tmp_path])] == [first.key]
 
     def test_what_determines_a_result_changes_its_key(self, small) -> None:
         keys = [
@@ -161,7 +161,7 @@ class TestStore:
 
     def test_nothing_to_report(self, tmp_path) -> None:
         with pytest.raises(InputError, match=r"no result\.json"):
-            results([tmp_path])
+            read_results([tmp_path])
 
 
 def killed(folder: Path, last: int) -> int:
@@ -174,7 +174,7 @@ def killed(folder: Path, last: int) -> int:
 def uninterrupted(tmp_path_factory) -> Result:
     from dosapp.settings import RunSettings
 
-    return run(RunSettings.checked(LONG), tmp_path_factory.mktemp("whole") / "x")
+    return run(RunSettings.parse(LONG), tmp_path_factory.mktemp("whole") / "x")
 
 
 def test_killed_at_any_step_it_ends_with_the_same_bytes(uninterrupted, tmp_path) -> None:
@@ -231,8 +231,8 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(uninterrupted, tmp_pat
 def test_a_run_whose_checkpoint_is_lost_begins_again(small, tmp_path) -> None:
     class Killed(Exception): ...
 
-    class Stop(Watch):
-        def measured(self, session: int, row: list[float]) -> None:
+    class Stop(RunCallback):
+        def on_evaluation(self, session: int, row: list[float]) -> None:
             raise Killed
 
     with pytest.raises(Killed):

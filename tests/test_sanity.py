@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from dosapp.backbones.base import Backbone
-from dosapp.experiments.grid import rows_of
-from dosapp.experiments.plan import open_stream
+from dosapp.experiments.grid import select_results
+from dosapp.experiments.plan import build_scenario
 from dosapp.experiments.result import Result
 from dosapp.experiments.run import run
-from dosapp.experiments.store import results
+from dosapp.experiments.store import read_results
 from dosapp.functional.losses import (
     distillation_loss,
     quadratic_penalty,
@@ -35,7 +35,9 @@ ROOT = Path(__file__).parents[1]
 @cache
 def committed(label: str) -> Result:
     """Seed 0 of a row of docs/methods.md."""
-    rows = rows_of(ROOT / "configs" / "methods.yaml", results([ROOT / "results" / "tiny"]))
+    rows = select_results(
+        ROOT / "configs" / "methods.yaml", read_results([ROOT / "results" / "tiny"])
+    )
     found = [r for r in rows if r.label == label and r.settings["seed"] == 0]
     assert len(found) == 1
     return found[0]
@@ -91,7 +93,7 @@ class TestKeeping:
     def after_two(self, tiny, **changes: object) -> tuple[Learner, object]:
         settings = RunSettings(classes=20, tasks=2, epochs=3, lr=1e-4, **changes)
         learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
-        stream = open_stream(settings, tiny)
+        stream = build_scenario(settings, tiny)
         learner.learn(stream.session(0))
         return learner, stream.session(1)
 
@@ -138,7 +140,7 @@ class TestHolding:
             method="spu", adapt=adapt, classes=10, tasks=1, epochs=2, lr=1e-3, options=options
         )
         learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
-        session = open_stream(settings, tiny).session(0)
+        session = build_scenario(settings, tiny).session(0)
         learner.learn(session)
         ended = {
             n: w.detach().clone() for n, w in learner.student.backbone.first_mlp_weights().items()
@@ -167,7 +169,7 @@ class TestHolding:
             options={"agree": 0.0},
         )
         learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
-        session = open_stream(settings, tiny).session(0)
+        session = build_scenario(settings, tiny).session(0)
         learner.learn(session)
         method, student = learner.method.unlabelled, learner.student
         pixels = session.unlabelled.read(range(0, len(session.unlabelled), 3))

@@ -32,7 +32,7 @@ from dosapp.errors import InputError
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import write_bytes
 from dosapp.service.reader import Answer, BusyError
-from dosapp.service.service import ReadOnlyError, opened
+from dosapp.service.service import ReadOnlyError, open_service
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
 from dosapp.service.writer import ENDED
@@ -40,7 +40,7 @@ from dosapp.service.writer import ENDED
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
-from dosapp.service.http.app import build
+from dosapp.service.http.app import build_app
 from serving import hold_the_writer, taught, until
 
 QUICK = {"adapt_batch": 8, "interval": 2, "threads": 1, "batch_wait": 0.0}
@@ -64,8 +64,8 @@ def stream(made):
 
 def served(folder: Path, **changes: object):
     canary = None if isinstance(changes.get("canary"), Path) else changes.pop("canary", None)
-    settings: ServiceSettings = ServiceSettings.checked({**QUICK, **changes})
-    return opened(folder, settings, canary=canary)
+    settings: ServiceSettings = ServiceSettings.parse({**QUICK, **changes})
+    return open_service(folder, settings, canary=canary)
 
 
 def pictures(stream, task: int = 0, count: int = 8) -> list[bytes]:
@@ -104,7 +104,7 @@ def finished(client, answer) -> dict:
 class TestAsking:
     def test_every_way_of_sending_a_picture_gives_the_same_answer(self, folder, stream) -> None:
         images = pictures(stream, count=2)
-        with served(folder, adapt=False) as service, asking(build(service)) as client:
+        with served(folder, adapt=False) as service, asking(build_app(service)) as client:
             form = client.post("/predict?top=2", files=files(images)).json()
             encoded = {"images": [base64.b64encode(data).decode() for data in images]}
             raw = np.stack([
@@ -132,7 +132,7 @@ class TestAsking:
             assert ours.score == pytest.approx(theirs["score"], abs=1e-5)
 
     def test_below_a_score_the_answer_is_unknown(self, folder, stream) -> None:
-        with served(folder, unknown=1.0) as service, asking(build(service)) as client:
+        with served(folder, unknown=1.0) as service, asking(build_app(service)) as client:
             answer = client.post("/predict", files=files(pictures(stream, 1))).json()
         unsure = [p for p in answer["predictions"] if p["score"] < 1]
         assert unsure
@@ -164,7 +164,10 @@ class TestAsking:
         encoded = {"images": [base64.b64encode(data).decode() for data in images]}
         raw = {"content": bytes(3 * 3 * 32 * 32), "params": {"shape": "3,3,32,32"},
                "headers": {"Content-Type": "application/octet-stream"}}  # fmt: skip
-        with served(folder, images=2, body=1_000_000) as service, asking(build(service)) as client:
+        with (
+            served(folder, images=2, body=1_000_000) as service,
+            asking(build_app(service)) as client,
+        ):
             for body in ({"files": files(images)}, {"json": encoded}, raw):
                 answer = client.post("/predict", **body)
                 assert answer.status_code == 413
@@ -179,7 +182,7 @@ class TestAsking:
                 yield bytes(1000)
 
         head = {"Content-Type": "image/png"}
-        with served(folder, body=10_000) as service, asking(build(service)) as client:
+        with served(folder, body=10_000) as service, asking(build_app(service)) as client:
             answer = client.post("/predict", content=chunks(), headers=head)
             assert "content-length" not in answer.request.headers
             assert (answer.status_code, answer.json()["error"]) == (
@@ -195,7 +198,7 @@ class TestAsking:
             go.wait(60)
             return number
 
-        with served(folder, requests=2) as service, asking(build(service)) as client:
+        with served(folder, requests=2) as service, asking(build_app(service)) as client:
             monkeypatch.setattr(service, "rollback", slow)
 
             def order() -> None:
@@ -220,7 +223,7 @@ class TestAsking:
             service.reader.waiting = 2  # as if two waited
             with pytest.raises(BusyError, match="2 pictures wait"):
                 service.reader.ask(pixels)
-            client = asking(build(service))
+            client = asking(build_app(service))
             answer = client.post("/predict", files=files(pictures(stream, count=3)))
             assert answer.status_code == 429
             assert answer.headers["retry-after"] == "1"
@@ -229,7 +232,7 @@ class TestAsking:
     def test_threads_end_with_the_service(self, folder, stream) -> None:
         before = set(threading.enumerate())
         with served(folder) as service:
-            client = asking(build(service))  # nobody tells the app itself that it is over
+            client = asking(build_app(service))  # nobody tells the app itself that it is over
             client.post("/predict", files=files(pictures(stream)))
             client.post("/learn", files={"archive": b""})
             client.get("/versions")
@@ -239,13 +242,13 @@ class TestAsking:
 
     def test_too_many_requests_of_one_caller(self, folder) -> None:
         with served(folder, rate=2.0) as service:
-            client = asking(build(service))
+            client = asking(build_app(service))
             codes = [client.get("/classes").status_code for _ in range(20)]
         assert codes[0] == 200
         assert 429 in codes
 
     def test_metrics_are_prometheus_text(self, folder, stream) -> None:
-        with served(folder) as service, asking(build(service)) as client:
+        with served(folder) as service, asking(build_app(service)) as client:
             client.post("/predict", files=files(pictures(stream)))
             text = client.get("/metrics").text
         assert 'dosapp_requests_total{route="/predict",status="200"} 1.0' in text
@@ -256,7 +259,7 @@ class TestAsking:
 class TestTheStream:
     def test_pictures_are_learned_from_once_and_become_a_version(self, folder, stream) -> None:
         before = Learner.load(folder)
-        with served(folder) as service, asking(build(service)) as client:
+        with served(folder) as service, asking(build_app(service)) as client:
             for _ in range(2):
                 client.post("/predict", files=files(pictures(stream)))
             until(lambda: client.get("/ready").json()["version"] > 1)
@@ -279,7 +282,7 @@ class TestTheStream:
         stream = taught(tiny, tmp_path / "x", method="spu", adapt=adapt)
         unsure = files(pictures(stream, 1))  # of what is sure dss-style learns nothing
         with served(tmp_path / "x", interval=1, disagreement=1.0, skew=1.0) as service:
-            asking(build(service)).post("/predict", files=unsure)
+            asking(build_app(service)).post("/predict", files=unsure)
             until(lambda: service.version > 1)
             drift = service.history.version(2).seen["drift"]
             moved = service.history.diff(1, 2)
@@ -298,7 +301,7 @@ class TestTheStream:
             gate = (sure[7 - passed] + sure[8 - passed]) / 2
             here = Path(shutil.copytree(folder, folder.parent / str(passed)))
             with served(here, gate=gate, **free) as service:
-                asking(build(service)).post("/predict", files=files(images))
+                asking(build_app(service)).post("/predict", files=files(images))
                 signals = service.writer.signals
                 until(lambda signals=signals: signals.held)
             assert (signals.adapted, signals.held) == (learned, 8 - learned)
@@ -312,7 +315,7 @@ class TestTheStream:
         for aware in (True, False):
             here = Path(shutil.copytree(folder, folder.parent / str(aware)))
             with served(here, skew_aware=aware, skew=1.0, interval=1) as service:
-                asking(build(service)).post("/predict", files=files(images))
+                asking(build_app(service)).post("/predict", files=files(images))
                 until(lambda service=service: service.version > 1)
                 assert service.writer.signals.adapted == 8
             moved = Learner.open_history(here).moved(1, 2)
@@ -320,7 +323,7 @@ class TestTheStream:
         assert 0 < far[True] < far[False]
 
     def test_who_does_not_want_it_is_not_learned_from(self, folder, stream) -> None:
-        with served(folder) as service, asking(build(service)) as client:
+        with served(folder) as service, asking(build_app(service)) as client:
             for _ in range(3):
                 client.post("/predict?learn=false", files=files(pictures(stream)))
             assert service.writer.waiting == 0
@@ -329,7 +332,7 @@ class TestTheStream:
     def test_what_is_learned_in_a_started_interval_is_saved_at_the_end(
         self, folder, stream
     ) -> None:
-        with served(folder, interval=100) as service, asking(build(service)) as client:
+        with served(folder, interval=100) as service, asking(build_app(service)) as client:
             client.post("/predict", files=files(pictures(stream)))
             until(lambda: service.writer.signals.adapted == 8)
         assert [v.reason for v in Learner.open_history(folder).versions()][1:] == [
@@ -338,7 +341,7 @@ class TestTheStream:
 
     def test_a_small_rest_is_used_after_a_while(self, folder, stream) -> None:
         with served(folder, adapt_wait=0.05, interval=1) as service:
-            client = asking(build(service))
+            client = asking(build_app(service))
             client.post("/predict", files=files(pictures(stream, count=3)))
             until(lambda: service.version > 1)
             assert service.writer.signals.adapted == 3
@@ -361,7 +364,7 @@ class TestTheStream:
         large = noise(1200, "BMP")  # 4 MB: beyond what forms usually keep in memory
         small = noise(32, "PNG")
         with written() as paths, served(folder, skew=1.0, disagreement=1.0) as service:
-            client = asking(build(service))
+            client = asking(build_app(service))
             for _ in range(8):
                 sent = files([large, small])
                 assert client.post("/predict", files=sent).status_code == 200
@@ -410,7 +413,10 @@ class TestAFullDisk:
     def test_it_freezes_at_once_and_is_written_down_when_there_is_room(
         self, folder, stream, full
     ) -> None:
-        with served(folder, interval_wait=0.2) as service, asking(build(service)) as client:
+        with (
+            served(folder, interval_wait=0.2) as service,
+            asking(build_app(service)) as client,
+        ):
             full.set()
             said = client.post("/freeze").json()
             assert said["frozen"]
@@ -430,12 +436,12 @@ class TestAFullDisk:
     def test_what_the_stream_taught_outlives_whatever_fails(
         self, folder, stream, full, then, monkeypatch
     ) -> None:
-        """Steps that were judged good are in the next version, however many could not be written
+        """Steps that were judge_claim good are in the next version, however many could not be written
         and whatever else could not."""
         alone = Learner.load(folder)
         pixels = torch.stack([alone.student.backbone.picture(Image.open(io.BytesIO(p)))
                               for p in pictures(stream)])  # fmt: skip
-        with served(folder, interval=1) as service, asking(build(service)) as client:
+        with served(folder, interval=1) as service, asking(build_app(service)) as client:
             full.set()
             for done in (8, 16):
                 client.post("/predict", files=files(pictures(stream)))
@@ -504,7 +510,7 @@ class TestMemory:
         monkeypatch.setattr(
             dosapp.backbones.pretrained, "load_backbone", lambda n: read.append(n) or load(n)
         )
-        with opened(folder, ServiceSettings(), follow=follow) as service:
+        with open_service(folder, ServiceSettings(), follow=follow) as service:
             learner = service.reader.published.learner
             mine, theirs = learner.origin.weights(), learner.student.backbone.weights()
             assert any(mine[n] is theirs[n] for n in mine)
@@ -514,7 +520,7 @@ class TestMemory:
         """With its weights: nobody else holds on to the writer's learner."""
         with served(folder, canary=Falling(), interval=1) as service:
             first = weakref.ref(service.writer.learner.student.backbone)
-            asking(build(service)).post("/predict", files=files(pictures(stream)))
+            asking(build_app(service)).post("/predict", files=files(pictures(stream)))
             until(lambda: service.writer.signals.refused)
             gc.collect()
             assert first() is None
@@ -523,7 +529,7 @@ class TestMemory:
 class TestTeaching:
     def test_a_zip_of_new_classes(self, folder, stream) -> None:
         new = list(stream.tasks[1].classes)
-        with served(folder) as service, asking(build(service)) as client:
+        with served(folder) as service, asking(build_app(service)) as client:
             job = finished(client, client.post("/learn", files={"archive": lesson(stream)}))
             assert job["state"] == "done", job
             assert (job["version"], job["images"], job["step"]) == (2, 24, job["of"])
@@ -540,7 +546,7 @@ class TestTeaching:
     @pytest.mark.filterwarnings("ignore:the session has", "ignore:a lesson of")
     def test_pictures_of_one_class_with_a_name(self, folder, stream) -> None:
         name, images = stream.tasks[1].classes[0], pictures(stream, 1, 5)
-        with served(folder) as service, asking(build(service)) as client:
+        with served(folder) as service, asking(build_app(service)) as client:
             job = finished(client, client.post("/learn", data={"name": name}, files=files(images)))
             assert job["state"] == "done", job
             assert "nothing to tell it from" in job["said"]
@@ -550,7 +556,7 @@ class TestTeaching:
         with zipfile.ZipFile(io.BytesIO(lesson(stream))) as archive:
             archive.extractall(tmp_path / "lessons" / "monday")
         with served(folder, lessons=tmp_path / "lessons") as service:
-            client = asking(build(service))
+            client = asking(build_app(service))
             assert (
                 finished(client, client.post("/learn", json={"folder": "monday"}))["version"] == 2
             )
@@ -562,7 +568,7 @@ class TestTeaching:
     @pytest.mark.filterwarnings("ignore:the session has", "ignore:a lesson of")
     def test_corrections_join_the_next_session(self, folder, stream) -> None:
         known = stream.tasks[0].classes[0]
-        with served(folder) as service, asking(build(service)) as client:
+        with served(folder) as service, asking(build_app(service)) as client:
             nothing = client.post("/learn", json={})
             assert (nothing.status_code, nothing.json()["error"].split(":")[0]) == (
                 400, "there is nothing to learn")  # fmt: skip
@@ -574,7 +580,7 @@ class TestTeaching:
             assert client.get("/status").json()["corrections"] == 0
 
     def test_corrections_can_be_forgotten(self, folder, stream) -> None:
-        with served(folder) as service, asking(build(service)) as client:
+        with served(folder) as service, asking(build_app(service)) as client:
             for image in pictures(stream, count=2):
                 body = {"image": base64.b64encode(image).decode(), "label": "a slip"}
                 client.post("/correct", json=body)
@@ -586,7 +592,7 @@ class TestTeaching:
 
     def test_a_lesson_can_be_given_up(self, folder, stream) -> None:
         before = Learner.load(folder).digest()
-        with served(folder) as service, asking(build(service)) as client:
+        with served(folder) as service, asking(build_app(service)) as client:
             hold = hold_the_writer(service)
             job = client.post("/learn", files={"archive": lesson(stream)}).json()
             assert client.post(f"/jobs/{job['id']}/cancel").json()["state"] == "waiting"
@@ -601,7 +607,7 @@ class TestTeaching:
         self, folder, stream, monkeypatch
     ) -> None:
         before = Learner.load(folder).digest()
-        with served(folder) as service, asking(build(service)) as client:
+        with served(folder) as service, asking(build_app(service)) as client:
             picture = base64.b64encode(pictures(stream)[0]).decode()
             client.post("/correct", json={"image": picture, "label": "owl"})
             lessons = Learner.lessons
@@ -629,7 +635,7 @@ class TestTeaching:
     def test_an_error_of_ours_does_not_end_the_service(
         self, folder, stream, monkeypatch, capsys
     ) -> None:
-        with served(folder) as service, asking(build(service)) as client:
+        with served(folder) as service, asking(build_app(service)) as client:
 
             def broken(*_):
                 raise ZeroDivisionError("oh")
@@ -645,7 +651,7 @@ class TestTeaching:
         assert "ZeroDivisionError" in capsys.readouterr().err
 
     def test_answers_go_on_during_a_lesson(self, folder, stream) -> None:
-        with served(folder, adapt=False) as service, asking(build(service)) as client:
+        with served(folder, adapt=False) as service, asking(build_app(service)) as client:
             hold = hold_the_writer(service)
             job = client.post("/learn", files={"archive": lesson(stream)}).json()
             versions = {client.post("/predict", files=files(pictures(stream))).json()["version"]}
@@ -659,7 +665,7 @@ class TestTeaching:
     def test_a_session_the_canary_does_not_survive_is_not_published(self, folder, stream) -> None:
         before = Learner.load(folder).digest()
         with served(folder, canary=Falling()) as service:
-            client = asking(build(service))
+            client = asking(build_app(service))
             job = finished(client, client.post("/learn", files={"archive": lesson(stream)}))
             assert job["state"] == "refused", job
             assert "on known classes the canary fell" in job["said"]
@@ -667,7 +673,7 @@ class TestTeaching:
         assert Learner.load(folder).digest() == before
 
     def test_lessons_wait_in_line_but_not_in_any_number(self, folder, stream) -> None:
-        with served(folder, jobs=2) as service, asking(build(service)) as client:
+        with served(folder, jobs=2) as service, asking(build_app(service)) as client:
             hold = hold_the_writer(service)
             codes = [
                 client.post("/learn", files={"archive": lesson(stream)}).status_code
@@ -682,7 +688,7 @@ class TestTeaching:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 class TestAWriterThatDies:
     def test_what_waits_for_it_is_told(self, folder, stream) -> None:
-        with served(folder) as service, asking(build(service)) as client:
+        with served(folder) as service, asking(build_app(service)) as client:
             picture = base64.b64encode(pictures(stream)[0]).decode()
             client.post("/correct", json={"image": picture, "label": "owl"})
             hold = hold_the_writer(service)
@@ -699,7 +705,7 @@ class TestAWriterThatDies:
             until(lambda: client.get("/ready").status_code == 503)
 
     def test_no_lesson_waits_for_it(self, folder, stream) -> None:
-        with served(folder) as service, asking(build(service)) as client:
+        with served(folder) as service, asking(build_app(service)) as client:
             service.writer.ask(sys.exit)
             until(lambda: not service.writer.alive)
             assert client.post("/learn", files={"archive": lesson(stream)}).status_code == 429
@@ -707,7 +713,7 @@ class TestAWriterThatDies:
             assert client.post("/rollback", json={"version": 1}).status_code == 429
 
     def test_a_lesson_it_was_at_has_failed(self, folder, stream, monkeypatch) -> None:
-        with served(folder) as service, asking(build(service)) as client:
+        with served(folder) as service, asking(build_app(service)) as client:
             monkeypatch.setattr(Learner, "lessons", lambda learner, session: sys.exit())
             job = finished(client, client.post("/learn", files={"archive": lesson(stream)}))
         assert (job["state"], job["said"]) == ("failed", ENDED)
@@ -726,14 +732,14 @@ class Falling:
 
 class TestClasses:
     def test_names_that_look_alike_are_one_class(self, folder) -> None:
-        with served(folder) as service, asking(build(service)) as client:
+        with served(folder) as service, asking(build_app(service)) as client:
             old = service.classes[0]
             client.post("/classes/rename", json={"name": old, "to": "cafe\u0301"})
             assert service.classes[0] == "caf\u00e9"
 
     def test_rename_and_remove(self, folder) -> None:
         first, second, third = Learner.load(folder).classes
-        with served(folder) as service, asking(build(service)) as client:
+        with served(folder) as service, asking(build_app(service)) as client:
             said = client.post("/classes/rename", json={"name": first, "to": "renard_roux"})
             assert said.json() == {"version": 2}
             assert client.post("/classes/remove", json={"name": second}).json() == {"version": 3}
@@ -752,7 +758,7 @@ class TestClasses:
     def test_corrections_that_wait_go_where_their_class_goes(self, folder, stream) -> None:
         first, second, third = Learner.load(folder).classes
         picture = base64.b64encode(pictures(stream)[0]).decode()
-        with served(folder) as service, asking(build(service)) as client:
+        with served(folder) as service, asking(build_app(service)) as client:
             for label in (first, first, second):
                 client.post("/correct", json={"image": picture, "label": label})
             client.post("/classes/rename", json={"name": first, "to": "wolf"})
@@ -771,7 +777,7 @@ class TestClasses:
 class TestVersions:
     def test_back_and_forward_again_is_bit_exact(self, folder, stream) -> None:
         images = files(pictures(stream, count=4))
-        with served(folder, interval=1) as service, asking(build(service)) as client:
+        with served(folder, interval=1) as service, asking(build_app(service)) as client:
 
             def answers() -> list:
                 return client.post("/predict?learn=false", files=images).json()["predictions"]
@@ -795,7 +801,7 @@ class TestVersions:
 
     def test_a_memory_keeps_the_pictures_of_classes_that_are_known(self, tiny, tmp_path) -> None:
         stream = taught(tiny, tmp_path / "x", memory=6)
-        with served(tmp_path / "x") as service, asking(build(service)) as client:
+        with served(tmp_path / "x") as service, asking(build_app(service)) as client:
             finished(client, client.post("/learn", files={"archive": lesson(stream)}))
             assert len(service.writer.learner.replay_buffer) == 6
             assert client.post("/rollback", json={"version": 1}).json() == {"version": 3}
@@ -806,7 +812,7 @@ class TestVersions:
     def test_orders_that_wait_for_a_lesson_do_not_hold_up_answers(self, folder, stream) -> None:
         import threading
 
-        with served(folder, orders=3) as service, asking(build(service)) as client:
+        with served(folder, orders=3) as service, asking(build_app(service)) as client:
             hold, codes = hold_the_writer(service), []
 
             def order() -> None:
@@ -824,11 +830,11 @@ class TestVersions:
         assert sorted(codes) == [200] * 3 + [429] * 3
 
     def test_a_frozen_service_stays_frozen_when_it_is_started_again(self, folder, stream) -> None:
-        with served(folder) as service, asking(build(service)) as client:
+        with served(folder) as service, asking(build_app(service)) as client:
             assert client.post("/freeze").json() == {"frozen": True, "trouble": ""}
             client.post("/predict", files=files(pictures(stream)))
             assert service.writer.waiting == 0
-        with served(folder) as service, asking(build(service)) as client:
+        with served(folder) as service, asking(build_app(service)) as client:
             assert client.get("/status").json()["frozen"] == "frozen by anybody"
             assert client.post("/unfreeze").json() == {"frozen": False, "trouble": ""}
             assert client.get("/status").json()["frozen"] == ""
@@ -855,14 +861,14 @@ class TestVersions:
         with contextlib.ExitStack() as stack:
             with pytest.warns(UserWarning, match="going on from version"):
                 service = stack.enter_context(served(folder))
-            client = stack.enter_context(asking(build(service)))
+            client = stack.enter_context(asking(build_app(service)))
             known = 2 if file.startswith("working") else 1
             assert client.get("/ready").json()["version"] == known
             assert [v["number"] for v in client.get("/versions").json()] == [1, 2][:known]
             assert client.post("/rollback", json={"version": 1}).json() == {"version": known + 1}
 
     def test_a_version_torn_under_a_running_service_is_left_out(self, folder) -> None:
-        with served(folder) as service, asking(build(service)) as client:
+        with served(folder) as service, asking(build_app(service)) as client:
             assert client.post("/rollback", json={"version": 1}).json() == {"version": 2}
             path = folder / "versions/000002.safetensors"
             path.write_bytes(path.read_bytes()[:-100])
@@ -871,7 +877,10 @@ class TestVersions:
             assert client.get("/versions/2").status_code == 404
 
     def test_old_versions_are_taken_together(self, folder, stream) -> None:
-        with served(folder, keep=4, interval=1) as service, asking(build(service)) as client:
+        with (
+            served(folder, keep=4, interval=1) as service,
+            asking(build_app(service)) as client,
+        ):
             for wanted in range(2, 9):
                 client.post("/predict", files=files(pictures(stream)))
                 until(lambda wanted=wanted: service.version == wanted)
@@ -883,7 +892,7 @@ class TestVersions:
 
 class TestGuards:
     def test_a_batch_of_one_class_is_not_learned_from(self, folder, stream) -> None:
-        with served(folder) as service, asking(build(service)) as client:
+        with served(folder) as service, asking(build_app(service)) as client:
             same = pictures(stream, count=1) * 8
             client.post("/predict", files=files(same))
             until(lambda: service.writer.signals.held)
@@ -897,7 +906,7 @@ class TestGuards:
     ) -> None:
         before = Learner.load(folder).digest()
         with served(folder, canary=Falling(), interval=1, strikes=2) as service:
-            client = asking(build(service))
+            client = asking(build_app(service))
             for strike in (1, 2):
                 client.post("/predict", files=files(pictures(stream)))
                 until(lambda strike=strike: service.writer.signals.refused == strike)
@@ -925,7 +934,10 @@ class TestGuards:
             return replace(adapt(learner, images), disagreement=next(shares))
 
         monkeypatch.setattr(Learner, "adapt", differing)
-        with served(folder, disagreement=0.2) as service, asking(build(service)) as client:
+        with (
+            served(folder, disagreement=0.2) as service,
+            asking(build_app(service)) as client,
+        ):
             for _ in range(2):
                 client.post("/predict", files=files(pictures(stream)))
             until(lambda: service.writer.signals.refused)
@@ -958,7 +970,7 @@ class TestGuards:
             canary = service.canary
             assert sorted(canary.labels) == sorted([*truth, "unheard of"])
             assert canary.accuracy(learner) == pytest.approx(100 * right / 6)
-            client = asking(build(service))
+            client = asking(build_app(service))
             finished(client, client.post("/learn", files={"archive": lesson(stream)}))
             seen = client.get("/versions/2").json()["seen"]
             watched = client.get("/status").json()["signals"]["canary"]
@@ -971,7 +983,7 @@ class TestWhoMay:
         assert asks not in (folder / "tokens.json").read_text()
         images = files(pictures(stream, count=1))
         with served(folder) as service:
-            client = asking(build(service))
+            client = asking(build_app(service))
 
             def codes(token: str | None) -> list[int]:
                 head = {"Authorization": f"Bearer {token}"} if token else {}
@@ -993,7 +1005,7 @@ class TestWhoMay:
     ) -> None:
         head = {"Authorization": f"Bearer {Tokens(folder).add('alice', 'teach')}"}
         with served(folder, canary=Falling()) as service:
-            client = asking(build(service))
+            client = asking(build_app(service))
             client.headers.update(head)
             picture = base64.b64encode(pictures(stream)[0]).decode()
             client.post("/correct", json={"image": picture, "label": "great_owl"})
@@ -1016,7 +1028,7 @@ class TestWhoMay:
 
     def test_pages_of_other_sites_cannot_reach_the_loopback(self, folder) -> None:
         with served(folder) as service:
-            client = asking(build(service))
+            client = asking(build_app(service))
             evil = client.post("/freeze", headers={"PretrainedBackbone": "https://evil.example"})
             assert evil.status_code == 403
             rebound = client.get("/classes", headers={"Host": "evil.example"})
@@ -1038,8 +1050,11 @@ class TestWhoMay:
 class TestReplicas:
     def test_a_replica_follows_and_does_not_write(self, folder, stream) -> None:
         images = files(pictures(stream, count=2))
-        with served(folder) as writer, opened(folder, ServiceSettings(), follow=True) as replica:
-            here, there = asking(build(writer)), asking(build(replica))
+        with (
+            served(folder) as writer,
+            open_service(folder, ServiceSettings(), follow=True) as replica,
+        ):
+            here, there = asking(build_app(writer)), asking(build_app(replica))
             finished(here, here.post("/learn", files={"archive": lesson(stream)}))
             until(lambda: replica.version == 2)
             ours, theirs = (c.post("/predict?learn=false", files=images) for c in (here, there))
@@ -1061,7 +1076,7 @@ class TestReplicas:
             learner.adapt(stream.session(0).unlabelled.read(rows))
             learner.save(place)
         wanted = Learner.load(other).digest()
-        with opened(folder, ServiceSettings(), follow=True) as replica:
+        with open_service(folder, ServiceSettings(), follow=True) as replica:
             assert replica.version == 2
             for name in ("versions/000002.safetensors", "working.safetensors"):
                 write_bytes(folder / name, (other / name).read_bytes())

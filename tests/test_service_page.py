@@ -21,7 +21,7 @@ from dosapp.drills.service_process import png
 from dosapp.learner.learner import Learner
 from dosapp.service.guards import Canary
 from dosapp.service.http.app import PAGE
-from dosapp.service.service import Service, opened
+from dosapp.service.service import Service, open_service
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
 from serving import at_a_port, hold_the_writer, taught
@@ -52,8 +52,8 @@ def served(folder) -> Iterator[Callable[..., tuple[str, Service]]]:
 
         def make(**changes: object) -> tuple[str, Service]:
             more = {name: changes.pop(name) for name in ("canary", "follow") if name in changes}
-            settings: ServiceSettings = ServiceSettings.checked({**QUICK, **changes})
-            service = stack.enter_context(opened(folder, settings, **more))
+            settings: ServiceSettings = ServiceSettings.parse({**QUICK, **changes})
+            service = stack.enter_context(open_service(folder, settings, **more))
             return stack.enter_context(at_a_port(service)), service
 
         yield make

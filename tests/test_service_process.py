@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from dosapp.backbones.pretrained import PretrainedBackbone
-from dosapp.drills.service_process import lesson, pictures, served, small_learner
+from dosapp.drills.service_process import lesson, make_small_learner, pictures, start_service
 from dosapp.errors import InputError
 from dosapp.functional.masks import top_fraction
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import read_json, write_json
-from dosapp.service.service import GLANCE, opened
+from dosapp.service.service import GLANCE, open_service
 from dosapp.service.settings import ServiceSettings
 from dosapp.settings import LearnerSettings
 from dosapp.student.student import Selection
@@ -33,7 +33,7 @@ QUICK = ("--adapt-batch", "8", "--interval", "2", "--skew", "1", "--disagreement
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("process") / "learner"
-    return folder, small_learner(folder)
+    return folder, make_small_learner(folder)
 
 
 @pytest.fixture
@@ -48,7 +48,9 @@ def stream(made):
 
 def test_sigterm_answers_what_waits_and_saves_what_was_learned(folder, stream) -> None:
     images = pictures(stream)
-    with served(folder, "--adapt-batch", "8", "--interval", "1000", "--skew", "1") as service:
+    with start_service(
+        folder, "--adapt-batch", "8", "--interval", "1000", "--skew", "1"
+    ) as service:
         with service.client() as client:
             for _ in range(3):
                 client.predict(images[:8])
@@ -68,7 +70,7 @@ def test_sigterm_waits_for_answers_on_their_way_and_gives_a_lesson_up(folder, st
             return client.predict(images[4 * n : 4 * n + 4])
 
     slow = ("--batch", "64", "--batch-wait", "10")  # seconds in which four requests come together
-    with served(folder, *slow) as service, service.client() as client:
+    with start_service(folder, *slow) as service, service.client() as client:
         job = client.learn_zip(lesson(stream, 1, range(2), 4), wait=False)
         until(lambda: client.job(job["id"])["step"] > 0)
         with ThreadPoolExecutor(4) as people:
@@ -86,7 +88,7 @@ def test_sigterm_waits_for_answers_on_their_way_and_gives_a_lesson_up(folder, st
 
 
 def test_a_second_server_on_the_same_folder_is_refused(folder) -> None:
-    with served(folder):
+    with start_service(folder):
         command = [sys.executable, "-m", "dosapp", "serve", str(folder), "--port", "1"]
         second = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert second.returncode == 2
@@ -103,10 +105,10 @@ def test_three_replicas_follow_one_writer(folder, stream) -> None:
     assert GLANCE <= 0.2
     images = pictures(stream)[:4]
     with (
-        served(folder, *QUICK) as writer,
-        served(folder, "--follow") as one,
-        served(folder, "--follow") as two,
-        served(folder, "--follow") as three,
+        start_service(folder, *QUICK) as writer,
+        start_service(folder, "--follow") as one,
+        start_service(folder, "--follow") as two,
+        start_service(folder, "--follow") as three,
         ThreadPoolExecutor(3) as watchers,
     ):
         clients = [replica.client() for replica in (one, two, three)]
@@ -134,7 +136,7 @@ def _seconds_until(version: int, client) -> float:
 class TestFaults:
     def settings(self, **changes) -> ServiceSettings:
         values = {"adapt_batch": 8, "interval": 1, "skew": 1.0, "threads": 1, **changes}
-        found: ServiceSettings = ServiceSettings.checked(values)
+        found: ServiceSettings = ServiceSettings.parse(values)
         return found
 
     def ask(self, service, pixels) -> int:
@@ -157,7 +159,7 @@ class TestFaults:
             write(handle)
 
         monkeypatch.setattr(os, "fsync", fails)
-        with opened(folder, self.settings(interval_wait=0.2)) as service:
+        with open_service(folder, self.settings(interval_wait=0.2)) as service:
             full.set()
             assert self.ask(service, pixels) == 1
             until(lambda: "disk" in service.writer.trouble)
@@ -192,7 +194,7 @@ class TestFaults:
             raise OSError(30, "Read-only file system")
 
         monkeypatch.setattr(dosapp.runtime.files.tempfile, "mkstemp", refuses)
-        with opened(folder, self.settings()) as service:
+        with open_service(folder, self.settings()) as service:
             dark = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
             job = service.teach({"owl": dark, "fox": dark + 99}, "me")
             assert job.ended.wait(60)
@@ -215,7 +217,7 @@ class TestFaults:
         monkeypatch.setattr(module, "datetime", Backwards)
         monkeypatch.setattr(time, "time", lambda: -1.0)
         pixels = (stream.tasks[0].test.read(range(8)) * 255).byte()
-        with opened(folder, self.settings()) as service:
+        with open_service(folder, self.settings()) as service:
             for wanted in (2, 3):
                 self.ask(service, pixels)
                 until(lambda wanted=wanted: service.version == wanted)

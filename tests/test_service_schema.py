@@ -16,18 +16,18 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def interface(tmp_path_factory):
-    from dosapp.drills.service_process import small_learner
-    from dosapp.service.http.app import build
-    from dosapp.service.service import opened
+    from dosapp.drills.service_process import make_small_learner
+    from dosapp.service.http.app import build_app
+    from dosapp.service.service import open_service
     from dosapp.service.settings import ServiceSettings
     from dosapp.service.tokens import Tokens
 
     folder = tmp_path_factory.mktemp("schema") / "learner"
-    small_learner(folder)
+    make_small_learner(folder)
     token = Tokens(folder).add("me", "teach")  # the generator cannot pose as this machine
-    limits: ServiceSettings = ServiceSettings.checked({"body": 1_000_000, "threads": 1})
-    with opened(folder, limits) as service:
-        yield schemathesis.openapi.from_asgi("/openapi.json", build(service)), token
+    limits: ServiceSettings = ServiceSettings.parse({"body": 1_000_000, "threads": 1})
+    with open_service(folder, limits) as service:
+        yield schemathesis.openapi.from_asgi("/openapi.json", build_app(service)), token
         assert service.ready
     shutil.rmtree(folder)
 

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from dosapp.backbones.wrappers import Ensemble, find_wrapper
 from dosapp.errors import InputError
-from dosapp.experiments.plan import open_stream
+from dosapp.experiments.plan import build_scenario
 from dosapp.functional.augmentation import augment
 from dosapp.functional.losses import (
     complementary_loss,
@@ -34,7 +34,7 @@ def adapting(small, tiny):
     def make(adapt: str, method: str = "spu", **changes: object):
         settings = small(method=method, adapt=adapt, **changes)
         learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
-        stream = open_stream(settings, tiny)
+        stream = build_scenario(settings, tiny)
         learner.learn(stream.session(0))
         return learner, learner.method.unlabelled, stream.session(1).unlabelled.read(range(8))
 
@@ -83,7 +83,7 @@ class TestRMT:
     ) -> None:
         settings = small(method="zero-shot", adapt="rmt")
         learner = Learner(settings.learner(), tiny)
-        session = open_stream(settings, tiny).session(0)
+        session = build_scenario(settings, tiny).session(0)
         learner.learn(session)
         rows = np.flatnonzero(session.train.labels == 1)
         mean = tiny.encode_image(session.train.read(rows)).mean(dim=0)
@@ -111,7 +111,7 @@ class TestRMT:
 
     def test_a_class_without_images_has_no_prototype_and_is_a_sentence(self, pupil, tiny) -> None:
         learner = Learner(pupil(method="spu", adapt="rmt"), tiny)
-        full = Session.of({"a": torch.zeros(9, 3, 32, 32, dtype=torch.uint8)})
+        full = Session.from_images({"a": torch.zeros(9, 3, 32, 32, dtype=torch.uint8)})
         empty = Session(("a", "b"), dict.fromkeys("ab", full.prompts["a"]), full.train,
                         full.unlabelled)  # fmt: skip
         before = learner.digest()
@@ -239,7 +239,7 @@ class TestEcoTTA:
         settings = small(method="zero-shot", adapt="ecotta")
         learner = Learner(settings.learner(), tiny)
         before = {n: w.detach().clone() for n, w in tiny.weights().items()}
-        stream = open_stream(settings, tiny)
+        stream = build_scenario(settings, tiny)
         lessons = list(learner.training_steps(stream.session(0)))
         assert len(lessons) == 3  # one pass
         meta = find_wrapper(learner.student.backbone, Meta)

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 import torch
 
-from dosapp.data.base import Dataset, Part
-from dosapp.data.images import InMemory, Unlabelled
-from dosapp.data.registry import DOMAINS
+from dosapp.data.base import Dataset, Split
+from dosapp.data.images import InMemoryImages, UnlabelledImages
+from dosapp.data.registry import SYNTHETIC
 from dosapp.errors import InputError
-from dosapp.experiments.plan import first_classes, open_stream
-from dosapp.scenario import Session, concat, split
+from dosapp.experiments.plan import build_scenario, first_classes
+from dosapp.scenario import Session, concat_scenarios, split_dataset
 
-SHAPES = first_classes(DOMAINS["shapes"].dataset(32, train=6, test=12), 12)
-SIGNS = first_classes(DOMAINS["signs"].dataset(32, train=4, test=4), 4)
+SHAPES = first_classes(SYNTHETIC["shapes"].dataset(32, train=6, test=12), 12)
+SIGNS = first_classes(SYNTHETIC["signs"].dataset(32, train=4, test=4), 4)
 
 
 @pytest.fixture
 def stream():
-    return split(SHAPES, 4, seed=0)
+    return split_dataset(SHAPES, 4, seed=0)
 
 
 def test_tasks_are_disjoint_and_in_order(stream) -> None:
@@ -28,7 +28,7 @@ def test_tasks_are_disjoint_and_in_order(stream) -> None:
 
 
 def test_a_caption_of_ones_own_is_part_of_the_stream(small, tiny) -> None:
-    usual, own = (open_stream(small(caption=c), tiny) for c in ("", "a drawing of a {}."))
+    usual, own = (build_scenario(small(caption=c), tiny) for c in ("", "a drawing of a {}."))
     assert own.hash != usual.hash
     assert own.session(0).prompts[own.classes[0]].caption("star") == "a drawing of a star."
     assert own.tasks[0].prompts.evaluate == ("a drawing of a {}.",)
@@ -39,7 +39,7 @@ def test_a_caption_of_ones_own_is_part_of_the_stream(small, tiny) -> None:
 
 def test_halves_are_disjoint_per_class_and_cover_the_test_set(stream) -> None:
     for task in stream.tasks:
-        unlabelled, test = set(task.field.keys()), set(task.test.keys())
+        unlabelled, test = set(task.unlabelled.keys()), set(task.test.keys())
         assert not unlabelled & test
         assert len(unlabelled | test) == 36
         assert np.bincount(task.test.labels).tolist() == [6, 6, 6]
@@ -48,38 +48,38 @@ def test_halves_are_disjoint_per_class_and_cover_the_test_set(stream) -> None:
 def test_a_session_streams_all_seen_tasks_once(stream) -> None:
     for t in range(4):
         keys = stream.session(t).unlabelled.keys()
-        expected = [key for task in stream.tasks[: t + 1] for key in task.field.keys()]
+        expected = [key for task in stream.tasks[: t + 1] for key in task.unlabelled.keys()]
         assert sorted(keys) == sorted(expected)
         assert len(keys) == len(set(keys))
 
 
 def test_the_stream_type_has_no_labels(stream) -> None:
     unlabelled = stream.session(1).unlabelled
-    assert type(unlabelled) is Unlabelled
+    assert type(unlabelled) is UnlabelledImages
     assert "labels" not in {f.name for f in dataclasses.fields(unlabelled)}
     assert not hasattr(unlabelled, "labels")
 
 
 def test_truth_is_in_the_streams_order(stream) -> None:
-    truth, session = stream.truth(2), stream.session(2)
+    truth, session = stream.stream_labels(2), stream.session(2)
     by_key = {
         key: 3 * n + label
         for n, task in enumerate(stream.tasks)
-        for key, label in zip(task.field.keys(), task.field.labels, strict=True)
+        for key, label in zip(task.unlabelled.keys(), task.unlabelled.labels, strict=True)
     }
     assert truth.tolist() == [by_key[key] for key in session.unlabelled.keys()]
 
 
 def test_same_seed_same_hash_other_seed_other_hash(stream) -> None:
-    assert split(SHAPES, 4, seed=0).hash == stream.hash
-    assert split(SHAPES, 4, seed=1).hash != stream.hash
+    assert split_dataset(SHAPES, 4, seed=0).hash == stream.hash
+    assert split_dataset(SHAPES, 4, seed=1).hash != stream.hash
 
 
 def test_the_hash_sees_labels() -> None:
-    pixels = InMemory(torch.zeros(4, 3, 4, 4, dtype=torch.uint8))
-    test = Part(pixels, np.array([0, 0, 1, 1]))
+    pixels = InMemoryImages(torch.zeros(4, 3, 4, 4, dtype=torch.uint8))
+    test = Split(pixels, np.array([0, 0, 1, 1]))
     one, two = (
-        split(Dataset("pets", ("a", "b"), Part(pixels, np.array(labels)), test), 1)
+        split_dataset(Dataset("pets", ("a", "b"), Split(pixels, np.array(labels)), test), 1)
         for labels in ([0, 0, 1, 1], [0, 1, 1, 1])
     )
     assert one.hash != two.hash
@@ -90,16 +90,17 @@ def test_chunks_never_repeat_a_picture(stream) -> None:
     keys = [key for t in range(4) for key in chunked.session(t).unlabelled.keys()]
     assert len(keys) == len(set(keys)) == 4 * 18
     assert any(
-        key in set(stream.tasks[0].field.keys()) for key in chunked.session(3).unlabelled.keys()
+        key in set(stream.tasks[0].unlabelled.keys())
+        for key in chunked.session(3).unlabelled.keys()
     )
 
 
 def test_imbalance_follows_the_dirichlet_and_keeps_the_test_balanced() -> None:
     shares = []
     for seed in range(40):
-        stream = split(SHAPES, 4, seed=seed).imbalanced()
+        stream = split_dataset(SHAPES, 4, seed=seed).imbalanced()
         for task in stream.tasks:
-            counts = np.bincount(task.field.labels, minlength=3)
+            counts = np.bincount(task.unlabelled.labels, minlength=3)
             assert counts.max() <= 6
             shares.append(np.sort(counts)[0])
             assert np.bincount(task.test.labels).tolist() == [6, 6, 6]
@@ -108,7 +109,7 @@ def test_imbalance_follows_the_dirichlet_and_keeps_the_test_balanced() -> None:
 
 
 def test_fraction_noise_order_and_absence(stream) -> None:
-    assert [len(task.field) for task in stream.fraction(0.5).tasks] == [9, 9, 9, 9]
+    assert [len(task.unlabelled) for task in stream.fraction(0.5).tasks] == [9, 9, 9, 9]
     noisy = stream.noisy(stream=0.1)
     clean, dirty = (s.session(0).unlabelled.read([0, 1]) for s in (stream, noisy))
     assert 0.02 < (dirty - clean).std() < 0.11
@@ -116,7 +117,7 @@ def test_fraction_noise_order_and_absence(stream) -> None:
     assert dirty.max() <= 1
     assert torch.equal(dirty, noisy.session(0).unlabelled.read([0, 1]))
     assert torch.equal(noisy.tasks[0].test.read([0]), stream.tasks[0].test.read([0]))
-    blocks = stream.correlated().truth(3)
+    blocks = stream.correlated().stream_labels(3)
     assert (np.diff(blocks) != 0).sum() == 11
     assert len(stream.without_unlabelled().session(3).unlabelled) == 0
     full = stream.full_test()
@@ -125,39 +126,39 @@ def test_fraction_noise_order_and_absence(stream) -> None:
 
 
 def test_the_full_test_is_full_whatever_is_done_to_the_stream(small, tiny) -> None:
-    whole = open_stream(small(full_test=True), tiny)
+    whole = build_scenario(small(full_test=True), tiny)
     for changes in ({"fraction": 0.25}, {"imbalanced": True}, {"stream_noise": 0.3}):
-        changed = open_stream(small(full_test=True, **changes), tiny)
+        changed = build_scenario(small(full_test=True, **changes), tiny)
         assert len(changed.tasks[0].test) == len(whole.tasks[0].test) == 24
         assert torch.equal(changed.tasks[0].test.read([20]), whole.tasks[0].test.read([20]))
 
 
 def test_concat_is_one_growing_class_space(stream) -> None:
-    long = concat(stream, split(SIGNS, 2, seed=0))
+    long = concat_scenarios(stream, split_dataset(SIGNS, 2, seed=0))
     assert len(long.tasks) == 6
     assert len(long.session(5).unlabelled) == 4 * 18 + 2 * 4
-    assert long.truth(5).max() == 15
+    assert long.stream_labels(5).max() == 15
     assert long.session(5).unlabelled.read(range(20)).shape == (20, 3, 32, 32)
     assert len(long.controls) == 2
     assert long.boundaries == (4,)
     with pytest.raises(InputError, match="two of the streams"):
-        concat(stream, stream)
+        concat_scenarios(stream, stream)
     with pytest.raises(InputError, match="different seeds or modifiers"):
-        concat(stream, split(SIGNS, 2, seed=1))
+        concat_scenarios(stream, split_dataset(SIGNS, 2, seed=1))
 
 
 def test_joint_is_the_same_tasks_in_one_session(stream) -> None:
     joint = stream.joint()
-    assert len(joint.groups) == 1
+    assert len(joint.task_groups) == 1
     assert joint.session(0).classes == stream.classes
     assert len(joint.session(0).train) == 72
 
 
 def test_tasks_by_order_and_by_list() -> None:
     backwards = tuple(reversed(SHAPES.classes))
-    assert split(SHAPES, 3, order=backwards).classes == backwards
+    assert split_dataset(SHAPES, 3, order=backwards).classes == backwards
     groups = [[SHAPES.classes[5]], [SHAPES.classes[0], SHAPES.classes[3]]]
-    assert [list(task.classes) for task in split(SHAPES, groups).tasks] == groups
+    assert [list(task.classes) for task in split_dataset(SHAPES, groups).tasks] == groups
 
 
 def test_prints_as_a_short_table(stream) -> None:
@@ -176,39 +177,39 @@ def test_batches_start_anywhere(stream) -> None:
 class TestBadStreams:
     def test_more_tasks_than_classes(self) -> None:
         with pytest.raises(InputError, match="20 tasks asked of shapes, which has 12 classes"):
-            split(SHAPES, 20)
+            split_dataset(SHAPES, 20)
 
     def test_a_class_too_small_to_halve(self) -> None:
-        pixels = InMemory(torch.zeros(3, 3, 4, 4, dtype=torch.uint8))
-        train, test = Part(pixels, np.array([0, 0, 1])), Part(pixels, np.array([0, 0, 1]))
+        pixels = InMemoryImages(torch.zeros(3, 3, 4, 4, dtype=torch.uint8))
+        train, test = Split(pixels, np.array([0, 0, 1])), Split(pixels, np.array([0, 0, 1]))
         with pytest.raises(InputError, match="class 'b' of pets has 1 test image"):
-            split(Dataset("pets", ("a", "b"), train, test), 1)
+            split_dataset(Dataset("pets", ("a", "b"), train, test), 1)
 
     def test_an_order_with_a_stranger_or_a_repetition(self) -> None:
         with pytest.raises(InputError, match="'cat', which shapes does not have"):
-            split(SHAPES, 2, order=["cat"])
+            split_dataset(SHAPES, 2, order=["cat"])
         with pytest.raises(InputError, match="twice"):
-            split(SHAPES, 1, order=[SHAPES.classes[0]] * 2)
+            split_dataset(SHAPES, 1, order=[SHAPES.classes[0]] * 2)
 
     def test_an_empty_task(self) -> None:
         with pytest.raises(InputError, match="empty task"):
-            split(SHAPES, [[SHAPES.classes[0]], []])
+            split_dataset(SHAPES, [[SHAPES.classes[0]], []])
 
     def test_fraction_outside(self) -> None:
         with pytest.raises(InputError, match=r"fraction of D\^u is 1.5"):
-            split(SHAPES, 2).fraction(1.5)
+            split_dataset(SHAPES, 2).fraction(1.5)
 
     def test_lessons_that_are_not_pictures(self) -> None:
         picture = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
         for wrong in (picture.float(), picture[0], picture.numpy(), None):
             with pytest.raises(InputError, match="give a uint8 tensor"):
-                Session.of({"cat": wrong})
+                Session.from_images({"cat": wrong})
         with pytest.raises(InputError, match="different sizes"):
-            Session.of({"cat": picture, "dog": picture[..., :2]})
+            Session.from_images({"cat": picture, "dog": picture[..., :2]})
 
     def test_lessons_without_classes_or_names(self) -> None:
         picture = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
         with pytest.raises(InputError, match="no classes"):
-            Session.of({})
+            Session.from_images({})
         with pytest.raises(InputError, match="empty class name"):
-            Session.of({" ": picture})
+            Session.from_images({" ": picture})

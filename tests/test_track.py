@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dosapp.experiments.run import run
-from dosapp.experiments.tracking import TRACKERS, Tracked
+from dosapp.experiments.tracking import TRACKERS, TrackingCallback
 from test_cli import FLAGS, dosapp
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +40,7 @@ def test_a_tracker_is_two_functions(small, tmp_path, monkeypatch) -> None:
 
     monkeypatch.setattr("dosapp.experiments.tracking.TRACKERS", {**TRACKERS, "ours": Ours})
     settings = small(method="spu")
-    watch = Tracked(tmp_path / "x", settings, ["ours"])
+    watch = TrackingCallback(tmp_path / "x", settings, ["ours"])
     run(settings, tmp_path / "x", watch=watch)
     watch.close()
     assert seen[0] == "spu"
@@ -54,10 +54,10 @@ def test_a_torn_line_is_not_written_on(small, tmp_path) -> None:
     log.parent.mkdir()
     log.write_text('{"step": 7, "loss": 1.0}\n{"step": 8, "lo')
     for _ in range(2):  # a line that cannot be read stays where it is
-        watch = Tracked(log.parent, settings)
+        watch = TrackingCallback(log.parent, settings)
         watch.begin("zero-shot", 1)
         assert watch.step == 7
-        watch.measured(0, [50.0])
+        watch.on_evaluation(0, [50.0])
         watch.close()
     assert [line[:10] for line in log.read_text().splitlines()] == [
         '{"step": 7',

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dosapp.learner.learner import Learner, Prediction
     from dosapp.methods.base import Method
     from dosapp.methods.registry import METHODS
-    from dosapp.scenario import Session, Stream, concat, split
+    from dosapp.scenario import Scenario, Session, concat_scenarios, split_dataset
     from dosapp.service.client import Client
     from dosapp.settings import LearnerSettings, RunSettings
     from dosapp.student.student import Selection, Student
@@ -29,7 +29,7 @@ _HOMES = {
     "dosapp.experiments.result": ("Result",),
     "dosapp.service.client": ("Client",),
     "dosapp.settings": ("LearnerSettings", "RunSettings"),
-    "dosapp.scenario": ("Session", "Stream", "concat", "split"),
+    "dosapp.scenario": ("Session", "Scenario", "concat_scenarios", "split_dataset"),
     "dosapp.student.student": ("Selection", "Student"),
 }
 
@@ -45,13 +45,13 @@ __all__ = [
     "Prompts",
     "Result",
     "RunSettings",
+    "Scenario",
     "Selection",
     "Session",
-    "Stream",
     "Student",
-    "concat",
+    "concat_scenarios",
     "load_dataset",
-    "split",
+    "split_dataset",
 ]
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dosapp.data.base import Control, Dataset, Part, Prompts, Rows, check_class_names
-from dosapp.data.images import InMemory, Labelled, Unlabelled, joined
+from dosapp.data.base import Control, Dataset, Prompts, Rows, Split, check_class_names
+from dosapp.data.images import InMemoryImages, LabelledImages, UnlabelledImages, concat_images
 from dosapp.errors import InputError
 from dosapp.runtime.rng import numpy_rng
 
@@ -27,9 +27,9 @@ class Task:
 
     classes: tuple[str, ...]
     prompts: Prompts
-    train: Labelled
-    field: Labelled
-    test: Labelled
+    train: LabelledImages
+    unlabelled: LabelledImages
+    test: LabelledImages
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Session:
 
     classes: tuple[str, ...]
     prompts: Mapping[str, Prompts]
-    train: Labelled
-    unlabelled: Unlabelled
+    train: LabelledImages
+    unlabelled: UnlabelledImages
 
     def check_images(self, otherwise: str) -> None:
         """Make sure that every class has a picture, or say what is missing without one."""
@@ -49,7 +49,7 @@ class Session:
             raise InputError(f"class '{missing}' has no training images, so {otherwise}; give one")
 
     @classmethod
-    def of(cls, images: Mapping[str, Tensor], prompts: Prompts | None = None) -> "Session":
+    def from_images(cls, images: Mapping[str, Tensor], prompts: Prompts | None = None) -> "Session":
         """A lesson from tensors: class name → `uint8 [n, 3, H, W]`. For one's own program."""
         names = tuple(str(name) for name in images)
         check_class_names(names, "the lesson")
@@ -61,127 +61,133 @@ class Session:
             raise InputError("the lesson's images have different sizes; give them all the same")
         pixels = torch.cat(list(images.values()))
         labels = np.repeat(np.arange(len(names)), [len(found) for found in images.values()])
-        part = Part(InMemory(pixels), labels)
-        train = Labelled.of(part, np.arange(len(labels)), labels)
-        return cls(names, {name: prompts or Prompts() for name in names}, train, train.none())
+        part = Split(InMemoryImages(pixels), labels)
+        train = LabelledImages.from_split(part, np.arange(len(labels)), labels)
+        return cls(names, {name: prompts or Prompts() for name in names}, train, train.empty())
 
 
 @dataclass(frozen=True)
-class Stream:
+class Scenario:
     """Tasks in order, and how their unlabelled pictures come back session after session."""
 
     name: str
     tasks: tuple[Task, ...]
     seed: int
     controls: tuple[tuple[Control, Prompts], ...] = ()
-    again: bool = True  # session t streams D^u of all seen tasks; else disjoint chunks of it
+    revisits_images: bool = (
+        True  # session t streams D^u of all seen tasks; else disjoint chunks of it
+    )
     order: Literal["shuffled", "correlated", "one class"] = "shuffled"
-    together: bool = False  # joint training: one session with every class
+    is_joint: bool = False  # joint training: one session with every class
     boundaries: tuple[int, ...] = ()  # the tasks before which another dataset begins
-    left_out: int = 0  # pictures that could not be read
+    skipped: int = 0  # pictures that could not be read
 
     # Modifiers
 
-    def imbalanced(self) -> "Stream":
+    def imbalanced(self) -> "Scenario":
         """Draw each task's D^u from a Dirichlet whose total concentration is its class count."""
 
-        def draw(number: int, task: Task) -> Labelled:
+        def draw(number: int, task: Task) -> LabelledImages:
             random = numpy_rng("imbalanced", self.seed, number)
             share = random.dirichlet(np.ones(len(task.classes)))
-            wanted = random.multinomial(len(task.field), share)
+            wanted = random.multinomial(len(task.unlabelled), share)
             kept = [
-                random.permutation(np.flatnonzero(task.field.labels == c))[:n]
+                random.permutation(np.flatnonzero(task.unlabelled.labels == c))[:n]
                 for c, n in enumerate(wanted)
             ]
-            return task.field.only(np.sort(np.concatenate(kept)))
+            return task.unlabelled.subset(np.sort(np.concatenate(kept)))
 
-        return self._with_fields(draw)
+        return self._with_unlabelled(draw)
 
-    def fraction(self, share: float) -> "Stream":
+    def fraction(self, share: float) -> "Scenario":
         """Keep this share of every task's D^u."""
         if not 0 < share <= 1:
             raise InputError(f"fraction of D^u is {share}; give a number in (0, 1]")
 
-        def draw(number: int, task: Task) -> Labelled:
-            order = numpy_rng("fraction", self.seed, number).permutation(len(task.field))
-            return task.field.only(np.sort(order[: round(share * len(order))]))
+        def draw(number: int, task: Task) -> LabelledImages:
+            order = numpy_rng("fraction", self.seed, number).permutation(len(task.unlabelled))
+            return task.unlabelled.subset(np.sort(order[: round(share * len(order))]))
 
-        return self._with_fields(draw)
+        return self._with_unlabelled(draw)
 
-    def noisy(self, *, stream: float = 0.0, test: float = 0.0) -> "Stream":
+    def noisy(self, *, stream: float = 0.0, test: float = 0.0) -> "Scenario":
         """Gaussian noise on D^u and on D^e, σ in [0, 1] pixels, clipped."""
         if stream < 0 or test < 0:
             raise InputError(f"noise is {min(stream, test)}; a standard deviation is at least 0")
         tasks = tuple(
             replace(
                 task,
-                field=replace(task.field, noise=stream, seed=self.seed),
+                unlabelled=replace(task.unlabelled, noise=stream, seed=self.seed),
                 test=replace(task.test, noise=test, seed=self.seed),
             )
             for task in self.tasks
         )
         return replace(self, tasks=tasks)
 
-    def correlated(self) -> "Stream":
+    def correlated(self) -> "Scenario":
         """Each session's stream comes class by class, in a random order of classes."""
         return replace(self, order="correlated")
 
-    def one_class(self) -> "Stream":
+    def one_class(self) -> "Scenario":
         """Each session's stream shows one of the classes met so far, as long as it was before."""
         return replace(self, order="one class")
 
-    def chunks(self) -> "Stream":
+    def chunks(self) -> "Scenario":
         """No picture of D^u is ever seen twice: each session gets its own chunk of each task's."""
-        return replace(self, again=False)
+        return replace(self, revisits_images=False)
 
-    def without_unlabelled(self) -> "Stream":
-        return self._with_fields(lambda number, task: task.field.only(np.zeros(0, dtype=np.int64)))
+    def without_unlabelled(self) -> "Scenario":
+        return self._with_unlabelled(
+            lambda number, task: task.unlabelled.subset(np.zeros(0, dtype=np.int64))
+        )
 
-    def full_test(self) -> "Stream":
+    def full_test(self) -> "Scenario":
         """Evaluate on D^u ∪ D^e and stream nothing."""
-        tasks = tuple(replace(t, test=joined([t.test, t.field], [0, 0])) for t in self.tasks)
+        tasks = tuple(
+            replace(t, test=concat_images([t.test, t.unlabelled], [0, 0])) for t in self.tasks
+        )
         return replace(self, tasks=tasks).without_unlabelled()
 
-    def joint(self) -> "Stream":
-        return replace(self, together=True)
+    def joint(self) -> "Scenario":
+        return replace(self, is_joint=True)
 
-    def _with_fields(self, draw: "FieldOf") -> "Stream":
-        tasks = tuple(replace(t, field=draw(n, t)) for n, t in enumerate(self.tasks))
+    def _with_unlabelled(self, draw: "UnlabelledOf") -> "Scenario":
+        tasks = tuple(replace(t, unlabelled=draw(n, t)) for n, t in enumerate(self.tasks))
         return replace(self, tasks=tasks)
 
     # What a learner is given
 
     @property
-    def groups(self) -> list[list[int]]:
+    def task_groups(self) -> list[list[int]]:
         """The tasks each session teaches."""
         everything = list(range(len(self.tasks)))
-        return [everything] if self.together else [[n] for n in everything]
+        return [everything] if self.is_joint else [[n] for n in everything]
 
     @property
     def classes(self) -> tuple[str, ...]:
         return tuple(name for task in self.tasks for name in task.classes)
 
-    def seen(self, session: int) -> list[int]:
+    def seen_tasks(self, session: int) -> list[int]:
         """The tasks met up to and including this session."""
-        return [n for group in self.groups[: session + 1] for n in group]
+        return [n for group in self.task_groups[: session + 1] for n in group]
 
     def session(self, number: int) -> Session:
-        tasks = [self.tasks[n] for n in self.groups[number]]
+        tasks = [self.tasks[n] for n in self.task_groups[number]]
         classes = tuple(name for task in tasks for name in task.classes)
         offsets = np.cumsum([0, *(len(task.classes) for task in tasks)])[:-1]
-        train = joined([task.train for task in tasks], offsets.tolist())
+        train = concat_images([task.train for task in tasks], offsets.tolist())
         prompts = {name: task.prompts for task in tasks for name in task.classes}
         return Session(classes, prompts, train, self._stream(number).unlabelled())
 
-    def truth(self, number: int) -> Rows:
+    def stream_labels(self, number: int) -> Rows:
         """Labels of a session's stream, positions in `classes`; for the meter, not the learner."""
         return self._stream(number).labels
 
-    def _stream(self, number: int) -> Labelled:
+    def _stream(self, number: int) -> LabelledImages:
         starts = np.cumsum([0, *(len(task.classes) for task in self.tasks)])[:-1]
-        seen = self.seen(number)
+        seen = self.seen_tasks(number)
         parts = [self._chunk(number, n) for n in seen]
-        stream = joined(parts, [int(starts[n]) for n in seen])
+        stream = concat_images(parts, [int(starts[n]) for n in seen])
         random = numpy_rng("stream", self.seed, number)
         order = random.permutation(len(stream))
         if self.order == "correlated":
@@ -190,15 +196,15 @@ class Stream:
         if self.order == "one class" and len(stream):
             only = np.flatnonzero(stream.labels == random.choice(np.unique(stream.labels)))
             order = random.choice(only, size=len(stream))
-        return stream.only(order)
+        return stream.subset(order)
 
-    def _chunk(self, number: int, task: int) -> Labelled:
-        part = self.tasks[task].field
-        if self.again:
+    def _chunk(self, number: int, task: int) -> LabelledImages:
+        part = self.tasks[task].unlabelled
+        if self.revisits_images:
             return part
-        first = next(s for s, group in enumerate(self.groups) if task in group)
+        first = next(s for s, group in enumerate(self.task_groups) if task in group)
         order = numpy_rng("chunks", self.seed, task).permutation(len(part))
-        return part.only(np.array_split(order, len(self.groups) - first)[number - first])
+        return part.subset(np.array_split(order, len(self.task_groups) - first)[number - first])
 
     def check(self) -> None:
         """Read every picture once; a bad one is named before any learning starts."""
@@ -220,20 +226,20 @@ class Stream:
             "sessions": [
                 {
                     "classes": self.session(n).classes,
-                    "train": self.session(n).train.labelled_keys(),
-                    "stream": self._stream(n).labelled_keys(),
+                    "train": self.session(n).train.labelled_image_keys(),
+                    "stream": self._stream(n).labelled_image_keys(),
                 }
-                for n in range(len(self.groups))
+                for n in range(len(self.task_groups))
             ],
-            "tests": [task.test.labelled_keys() for task in self.tasks],
+            "tests": [task.test.labelled_image_keys() for task in self.tasks],
             "controls": [
                 [
                     control.classes,
-                    [control.test.pictures.key(n) for n in range(len(control.test.labels))],
+                    [control.test.images.key(n) for n in range(len(control.test.labels))],
                 ]
                 for control, _ in self.controls
             ],
-            "noise": [[task.field.noise, task.test.noise] for task in self.tasks],
+            "noise": [[task.unlabelled.noise, task.test.noise] for task in self.tasks],
             "prompts": [[task.prompts.train, *task.prompts.evaluate] for task in self.tasks],
         }
 
@@ -243,7 +249,7 @@ class Stream:
             f"{'task':>5} {'classes':>8} {'train':>7} {'stream':>7} {'test':>6}   first class",
         ]
         for n, task in enumerate(self.tasks):
-            session = next(s for s, group in enumerate(self.groups) if n in group)
+            session = next(s for s, group in enumerate(self.task_groups) if n in group)
             lines.append(
                 f"{n + 1:>5} {len(task.classes):>8} {len(task.train):>7} "
                 f"{len(self._stream(session)):>7} {len(task.test):>6}   {task.classes[0]}"
@@ -251,16 +257,16 @@ class Stream:
         return "\n".join(lines)
 
 
-FieldOf = Callable[[int, Task], Labelled]
+UnlabelledOf = Callable[[int, Task], LabelledImages]
 
 
-def split(
+def split_dataset(
     dataset: Dataset,
     tasks: int | Sequence[Sequence[str]] = 10,
     *,
     seed: int = 0,
     order: Sequence[str] | None = None,
-) -> Stream:
+) -> Scenario:
     """A dataset as a stream: so many tasks over a class order, or the classes of each task by name.
 
     The test part is halved per class: one half streams unlabelled, the other evaluates.
@@ -296,11 +302,11 @@ def split(
             )
         )
     controls = ((dataset.control, dataset.prompts),) if dataset.control else ()
-    left_out = dataset.train.left_out + dataset.test.left_out
-    return Stream(dataset.name, tuple(made), seed, controls, left_out=left_out)
+    skipped = dataset.train.skipped + dataset.test.skipped
+    return Scenario(dataset.name, tuple(made), seed, controls, skipped=skipped)
 
 
-def concat(*streams: Stream) -> Stream:
+def concat_scenarios(*streams: Scenario) -> Scenario:
     """One long sequence with one growing class space."""
     first = streams[0]
     names = [name for stream in streams for name in stream.classes]
@@ -309,7 +315,15 @@ def concat(*streams: Stream) -> Stream:
         raise InputError(
             f"class '{min(twice)}' is in two of the streams to join; class names must be disjoint"
         )
-    if len({(s.seed, s.again, s.order, s.together, s.tasks[0].field.noise) for s in streams}) > 1:
+    if (
+        len(
+            {
+                (s.seed, s.revisits_images, s.order, s.is_joint, s.tasks[0].unlabelled.noise)
+                for s in streams
+            }
+        )
+        > 1
+    ):
         raise InputError("the streams to join have different seeds or modifiers; modify them after")
     starts = np.cumsum([len(stream.tasks) for stream in streams])[:-1]
     return replace(
@@ -318,13 +332,13 @@ def concat(*streams: Stream) -> Stream:
         name="+".join(stream.name for stream in streams),
         tasks=tuple(task for stream in streams for task in stream.tasks),
         controls=tuple(control for stream in streams for control in stream.controls),
-        left_out=sum(stream.left_out for stream in streams),
+        skipped=sum(stream.skipped for stream in streams),
     )
 
 
-def _labelled(part: Part, rows_by_class: list[Rows]) -> Labelled:
+def _labelled(part: Split, rows_by_class: list[Rows]) -> LabelledImages:
     labels = np.repeat(np.arange(len(rows_by_class)), [len(rows) for rows in rows_by_class])
-    return Labelled.of(part, np.concatenate(rows_by_class), labels)
+    return LabelledImages.from_split(part, np.concatenate(rows_by_class), labels)
 
 
 def _groups(

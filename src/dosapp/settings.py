@@ -19,11 +19,11 @@ PAPER_RATE = 7.5e-6
 TUNED = Path(__file__).parent / "backbones" / "tiny" / "rates.yaml"  # chosen by `dosapp tune`
 
 
-class Checked(BaseModel):
+class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @classmethod
-    def checked(cls, values: Mapping[str, Any], where: str = "settings") -> Any:
+    def parse(cls, values: Mapping[str, Any], where: str = "settings") -> Any:
         """The settings, or one sentence about the first thing wrong with them."""
         for key in values:
             if key not in cls.model_fields:
@@ -37,7 +37,7 @@ class Checked(BaseModel):
             raise InputError(f"{name} is {first['input']!r}: {why[0].lower()}{why[1:]}") from error
 
 
-class LearnerSettings(Checked):
+class LearnerSettings(Settings):
     """What decides how a learner learns."""
 
     backbone: str = Field("tiny", description="tiny, ViT-B-16, a hub id, or a local folder")
@@ -139,7 +139,7 @@ def named_options(values: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def parsed(pairs: list[str]) -> dict[str, Any]:
+def parse_options(pairs: list[str]) -> dict[str, Any]:
     """`["sparsity=0.3"]` → `{"sparsity": 0.3}`; values are read as YAML."""
     result = {}
     for pair in pairs:

@@ -53,7 +53,7 @@ PROCESSING = {
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
 
-Watch = Callable[[int, float], None]
+ProgressCallback = Callable[[int, float], None]
 
 
 def tokenizer(vocabulary: int = 512) -> Any:
@@ -101,7 +101,7 @@ def pretrain(
     lr: float = 1e-3,
     signs: float = 0.2,
     seed: int = 0,
-    watch: Watch = lambda step, loss: None,
+    watch: ProgressCallback = lambda step, loss: None,
 ) -> CLIPBackbone:
     """Train and write a folder that `--backbone` loads; `signs` is the second domain's share."""
     net = untrained(seed)
@@ -117,7 +117,7 @@ def pretrain(
         domain = SIGNS if choice.random() < signs else SHAPES
         # Each composition at most once in a batch: no false negatives.
         names = choice.sample(domain.pretraining_names, min(batch, len(domain.pretraining_names)))
-        pictures = domain.draw(names, PIXELS, domain.studio, generator).float() / 255
+        pictures = domain.draw(names, PIXELS, domain.pretraining_style, generator).float() / 255
         template = choice.choice(TEMPLATES)
         images = net.encode_image(pictures)
         texts = net.encode_text([template.format(name) for name in names])

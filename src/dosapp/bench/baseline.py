@@ -20,7 +20,7 @@ from dosapp.functional.masks import Mask
 ROOM = 77
 
 
-class Plain:
+class BaselineDoSAPP:
     def __init__(
         self,
         net: CLIPBackbone,

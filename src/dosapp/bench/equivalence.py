@@ -4,20 +4,20 @@ from typing import Any
 
 import torch
 
-from dosapp.bench.implementations import Sides
+from dosapp.bench.implementations import Implementations
 from dosapp.bench.model import pictures, small
 
 EXACT, NEAR = 1e-9, 1e-3  # in float64, of weights; in float32, of a gradient's length
 
 
-class Differ(RuntimeError):
+class NotEquivalentError(RuntimeError):
     """The two implementations do not do the same."""
 
 
 def exact() -> dict[str, float]:
     """In float64 on a small model: the largest gap between the weights of both students and both
     teachers after three steps of each phase, with another mask in each."""
-    sides = Sides(small(), double=True, lr=1e-3).sized(6, 7)
+    sides = Implementations(small(), double=True, lr=1e-3).sized(6, 7)
     student, method, plain, loss_gap = sides.student, sides.method, sides.plain, 0.0
     for step in range(3):
         pixels, labels = pictures(6, 32, f"lesson {step}"), torch.tensor([0, 1, 2, 0, 1, 1])
@@ -31,7 +31,7 @@ def exact() -> dict[str, float]:
         guess = method.stream_loss(student, pixels)
         theirs, labels = plain.adapt(pixels)
         if not torch.equal(guess.labels, labels) or guess.loss is None:
-            raise Differ(f"pseudo-labels {guess.labels.tolist()} and {labels.tolist()}")
+            raise NotEquivalentError(f"pseudo-labels {guess.labels.tolist()} and {labels.tolist()}")
         loss_gap = max(loss_gap, abs(guess.loss.item() - theirs.item()))
         student.step(guess.loss)
         method.after_stream_step(student)
@@ -46,7 +46,7 @@ def exact() -> dict[str, float]:
     )
 
 
-def near(sides: Sides) -> dict[str, float]:
+def near(sides: Implementations) -> dict[str, float]:
     """In float32, before anything is learned and with a teacher that differs: loss and gradients
     (weights would not do: Adam makes a whole step of the sign of a gradient near zero), and how
     far below the best a pseudo-label of ours is on the plain side."""
@@ -88,5 +88,5 @@ def _apart(ours: Any, theirs: Any) -> float:
 def _checked(found: dict[str, float], most: float, where: str) -> dict[str, float]:
     for name, gap in found.items():
         if not gap <= most:
-            raise Differ(f"{name} of the two implementations differ by {gap:g} {where}")
+            raise NotEquivalentError(f"{name} of the two implementations differ by {gap:g} {where}")
     return found

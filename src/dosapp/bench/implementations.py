@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dosapp.bench.baseline import Plain
+from dosapp.bench.baseline import BaselineDoSAPP
 from dosapp.bench.model import pictures, random_clip
 from dosapp.data.base import Prompts
 from dosapp.functional.masks import Mask, Scores, top_fraction
@@ -22,7 +22,7 @@ RATE, DECAY, SHARE = PAPER_RATE, 0.2, 0.1
 PROMPTS = Prompts(train="{}", evaluate=("{}",))
 
 
-class Sides:
+class Implementations:
     """Models are built once; `sized` says with how many classes and images they work."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Sides:
         self.student = Student(net, lr=lr, weight_decay=DECAY)
         self.method = DoSAPP()
         self.method.setup(self.student)
-        self.plain = Plain(other, lr=lr, weight_decay=DECAY)
+        self.plain = BaselineDoSAPP(other, lr=lr, weight_decay=DECAY)
         self.masked(0)
 
     def masked(self, seed: int) -> None:
@@ -48,7 +48,7 @@ class Sides:
         self.student.select(Selection(tuple(self.mask), self.mask))
         self.plain.begin(self.mask)
 
-    def sized(self, batch: int, classes: int) -> "Sides":
+    def sized(self, batch: int, classes: int) -> "Implementations":
         names = [f"class {n}" for n in range(classes)]
         self.student.classes, self.student.prompts = [], {}
         self.student.add_classes(names, PROMPTS)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from dosapp.bench.equivalence import exact, near
-from dosapp.bench.implementations import Sides
+from dosapp.bench.implementations import Implementations
 
 BACKWARD = 1.33  # to inputs and candidates: as much as the forward, and its fc1 part once more
 FORWARDS = 2 + BACKWARD  # student forward and backward, teacher forward
@@ -34,7 +34,7 @@ KEYS = (
     "update_share",
     "allreduce",
 )
-Watch = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 Found = tuple[str, dict[str, float]]  # what was raced, and its medians
 
 
@@ -79,13 +79,13 @@ def bench(
     *,
     quick: bool = False,
     repeats: int | None = None,
-    watch: Watch = lambda words: None,
+    watch: ProgressCallback = lambda words: None,
 ) -> dict[str, Any]:
     """All figures, as one JSON object."""
     repeats = repeats or (2 if quick else 7)
     watch("checking that both do the same")
     checks = {"float64": exact()}
-    sides = Sides(config)
+    sides = Implementations(config)
     checks["float32"] = near(sides.sized(4, 10))
     ratios: dict[str, float | None] = dict.fromkeys(KEYS)
     more: dict[str, float] = {}

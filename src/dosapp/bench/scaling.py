@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dosapp.bench.implementations import Sides
-from dosapp.bench.measure import Watch, race
+from dosapp.bench.implementations import Implementations
+from dosapp.bench.measure import ProgressCallback, race
 
 CLASSES = (10, 30, 100, 300, 1000)
 BATCHES = (4, 8, 16, 32)
@@ -23,11 +23,11 @@ def growth(
     classes: Sequence[int] = CLASSES,
     batches: Sequence[int] = BATCHES,
     tasks: Sequence[int] = TASKS,
-    watch: Watch = lambda words: None,
+    watch: ProgressCallback = lambda words: None,
 ) -> dict[str, Any]:
     """Median seconds at every size, and the slope of the line through them. All sizes of one kind
     take turns; the sessions cannot, so a bare forward is timed beside each of them."""
-    sides = Sides(config)
+    sides = Implementations(config)
     sides.sized(batch, many).stream()  # warm
     found: dict[str, Any] = {}
     for name, sizes in (
@@ -57,7 +57,9 @@ def growth(
     return found | {"of": {"batch": batch, "classes": many, "repeats": repeats}}
 
 
-def _sizing(sides: Sides, shapes: Mapping[str, tuple[int, int]]) -> Callable[[str], object]:
+def _sizing(
+    sides: Implementations, shapes: Mapping[str, tuple[int, int]]
+) -> Callable[[str], object]:
     return lambda name: sides.sized(*shapes[name])
 
 

@@ -67,12 +67,12 @@ def methods(
 @app.command()
 def datasets(as_json: Json = False) -> None:
     """List the datasets."""
-    from dosapp.data.paper_sets.datasets import described
-    from dosapp.data.registry import DOMAINS
+    from dosapp.data.paper_sets.datasets import describe_datasets
+    from dosapp.data.registry import SYNTHETIC
 
     facts: dict[str, dict[str, Any]] = {
-        d.name: {"classes": d.benchmark, "idea": d.idea} for d in DOMAINS.values()
-    } | described()
+        d.name: {"classes": d.benchmark, "idea": d.description} for d in SYNTHETIC.values()
+    } | describe_datasets()
     if as_json:
         print(json.dumps(facts, indent=1))
         return

@@ -12,11 +12,11 @@ from rich.status import Status
 from dosapp.cli.console import Config, Json, SetOption, app, err, out, show
 from dosapp.cli.flags import with_settings
 from dosapp.errors import InputError
-from dosapp.settings import RunSettings, parsed, read_yaml
+from dosapp.settings import RunSettings, parse_options, read_yaml
 
 if TYPE_CHECKING:
     from dosapp.experiments.costs import Estimate
-    from dosapp.experiments.run import Watch
+    from dosapp.experiments.run import RunCallback
 
 Engine = Annotated[
     Literal["processes", "ray"],
@@ -33,14 +33,14 @@ def demo(
     """Six methods on five small tasks, side by side, with pictures. About three minutes."""
     from contextlib import ExitStack
 
-    from dosapp.cli.progress import progress
+    from dosapp.cli.progress import run_progress
     from dosapp.experiments.demo import demo as play
 
     with ExitStack() as stack:
 
-        def watch(settings: RunSettings) -> "Watch":
+        def watch(settings: RunSettings) -> "RunCallback":
             stack.close()
-            return stack.enter_context(progress(settings.method, err))
+            return stack.enter_context(run_progress(settings.method, err))
 
         _, results = play(folder, seed, watch)
     show(results, as_json)
@@ -68,21 +68,21 @@ def run(
 
     In several processes: torchrun --nproc-per-node 2 -m dosapp run …
     """
-    from dosapp.cli.progress import progress
-    from dosapp.experiments.plan import plan, settings_from
+    from dosapp.cli.progress import run_progress
+    from dosapp.experiments.plan import load_settings, plan
     from dosapp.experiments.run import run as compute
     from dosapp.experiments.store import Store
-    from dosapp.experiments.tracking import Tracked
+    from dosapp.experiments.tracking import TrackingCallback
     from dosapp.runtime import distributed
 
-    settings = settings_from(config, {**flags, "options": parsed(options or [])})
+    settings = load_settings(config, {**flags, "options": parse_options(options or [])})
     with distributed.process_group(settings.device):
         planned = plan(settings)
         place = folder or Store(Path("runs")).place(planned)
         with (
             distributed.rank_folder(place) as here,
-            progress(planned.settings.method, err) as shown,
-            closing(Tracked(here, planned.settings, _tracks(track), shown)) as watch,
+            run_progress(planned.settings.method, err) as shown,
+            closing(TrackingCallback(here, planned.settings, _tracks(track), shown)) as watch,
         ):
             result = compute(planned, here, resume=resume or folder is None, watch=watch)
     show([result], as_json)
@@ -91,7 +91,7 @@ def run(
 
 
 def _tracks(asked: list[str] | None) -> list[str]:
-    """Of several processes the first keeps the books."""
+    """Of several processes the first keeps the ledgers."""
     from dosapp.runtime import distributed
 
     return (asked or []) if distributed.rank() == 0 else []
@@ -109,20 +109,19 @@ def grid(
     as_json: Json = False,
 ) -> None:
     """Every run a file describes, each computed once, resumable."""
-    from dosapp.cli.progress import many
-    from dosapp.experiments.grid import grid as compute
-    from dosapp.experiments.grid import runs_in
+    from dosapp.cli.progress import grid_progress
+    from dosapp.experiments.grid import read_grid, run_grid
     from dosapp.experiments.plan import label, plan
     from dosapp.experiments.store import Store
 
-    planned = runs_in(file, seeds)
+    planned = read_grid(file, seeds)
     if dry_run:
         for one in planned:
             there = folder.exists() and (Store(folder).place(plan(one)) / "result.json").exists()
             print(f"{label(one)}, {one.data}, seed {one.seed}{', done' if there else ''}")
         return
-    with many(planned, err) as watch:
-        outcomes = compute(planned, folder, jobs=jobs, keep=keep, engine=engine, watch=watch)
+    with grid_progress(planned, err) as watch:
+        outcomes = run_grid(planned, folder, jobs=jobs, keep=keep, engine=engine, watch=watch)
     places = {one.model_dump_json(): n for n, one in enumerate(planned)}
     ordered = sorted(outcomes, key=lambda o: places[o.settings.model_dump_json()])
     finished = [o.result for o in ordered if o.result]
@@ -156,12 +155,11 @@ def reproduce(
     """Compute a table of the paper, and write its ledger."""
     from dataclasses import replace
 
-    from dosapp.cli.progress import many
+    from dosapp.cli.progress import grid_progress
     from dosapp.experiments.costs import estimate
-    from dosapp.experiments.grid import Outcome
-    from dosapp.experiments.grid import grid as compute
-    from dosapp.paper.ledger import markdown, opened, write
-    from dosapp.paper.reproduce import Scale, command, runs, table, tables, timed
+    from dosapp.experiments.grid import Outcome, run_grid
+    from dosapp.paper.ledger import markdown, open_ledgers, write
+    from dosapp.paper.reproduce import Scale, command, runs, table, tables, timed_runs
 
     if listed or name is None:
         for known in tables().values():
@@ -179,10 +177,10 @@ def reproduce(
     names = list(tables()) if name == "all" else [table(name).name]
     planned = runs(names, size)
     if dry_run:
-        planned += list(timed(size).values()) if "time" in names else []
+        planned += list(timed_runs(size).values()) if "time" in names else []
         for one in planned:
             print(command(one))
-        left_out = (size.lacks(row) for known in names for row in table(known).rows)
+        left_out = (size.missing_input(row) for known in names for row in table(known).rows)
         for reason in dict.fromkeys(filter(None, left_out)):
             err.print(f"note: {reason}")
         err.print(f"{len(planned)} run(s)")
@@ -196,15 +194,17 @@ def reproduce(
         return
     failed: list[Outcome] = []
     if not ledger:
-        with many(planned, err) as watch:
-            outcomes = compute(planned, folder, jobs=jobs, engine=engine, watch=watch)
+        with grid_progress(planned, err) as watch:
+            outcomes = run_grid(planned, folder, jobs=jobs, engine=engine, watch=watch)
         failed = [o for o in outcomes if o.result is None]
-    found = opened(names, size, folder, not ledger)
-    for book in found:
-        book.draw(folder / f"{book.table.name}-{scale}")
-        for reason in dict.fromkeys([*book.reasons, *book.unread]):
+    found = open_ledgers(names, size, folder, not ledger)
+    for ledger_table in found:
+        ledger_table.draw(folder / f"{ledger_table.table.name}-{scale}")
+        for reason in dict.fromkeys([*ledger_table.reasons, *ledger_table.unread]):
             err.print(f"note: {reason}")
-    print(json.dumps([book.facts() for book in found]) if as_json else markdown(found))
+    print(
+        json.dumps([ledger_table.facts() for ledger_table in found]) if as_json else markdown(found)
+    )
     if failed:
         raise InputError(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
     place = folder / f"ledger-{scale}{'' if name == 'all' else '-' + name}"
@@ -233,14 +233,14 @@ def estimate(
     """Time and memory that a run, or a grid, would take."""
     from dosapp.experiments.costs import USED, gpus
     from dosapp.experiments.costs import estimate as predict
-    from dosapp.experiments.grid import runs_in
-    from dosapp.experiments.plan import settings_from
+    from dosapp.experiments.grid import read_grid
+    from dosapp.experiments.plan import load_settings
 
     many = config is not None and bool({"runs", "seeds"} & set(read_yaml(config)))
     if many and (flags or options):
         raise InputError(f"'{config}' describes many runs; flags cannot change them here")
-    chosen = {**flags, "options": parsed(options or [])}
-    planned = runs_in(config) if many and config else [settings_from(config, chosen)]
+    chosen = {**flags, "options": parse_options(options or [])}
+    planned = read_grid(config) if many and config else [load_settings(config, chosen)]
     with err.status("measuring a few steps of each kind of run"):
         cost = predict(planned, gpu)
     assumed = None if gpu is None else {"gpu": gpu, **gpus()[gpu], "used": USED}
@@ -277,18 +277,18 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Choose learning rates on the first task's lessons alone."""
-    from dosapp.experiments.plan import settings_from
-    from dosapp.experiments.tune import RATES, Rates
+    from dosapp.experiments.plan import load_settings
+    from dosapp.experiments.tune import RATES, TunedRates
     from dosapp.experiments.tune import tune as choose
 
     try:
         wanted = [float(r) for r in rates.split(",")] if rates else RATES
     except ValueError as error:
         raise InputError(f"rates are '{rates}'; write them as 1e-4,3e-4") from error
-    found = Rates.read(file)
+    found = TunedRates.read(file)
     for method in methods.split(","):
-        settings = settings_from(
-            None, {**flags, "method": method, "options": parsed(options or [])}
+        settings = load_settings(
+            None, {**flags, "method": method, "options": parse_options(options or [])}
         )
         with err.status(f"tuning {method}") as status:
 
@@ -324,14 +324,14 @@ def report(
 
     report.md, .csv, .tex, .html, and each figure as PNG, SVG and PDF.
     """
-    from dosapp.experiments.grid import rows_of
-    from dosapp.experiments.store import results
+    from dosapp.experiments.grid import select_results
+    from dosapp.experiments.store import read_results
     from dosapp.report import write_report
     from dosapp.report.tables import COLUMNS, WITH_COSTS
 
-    found = results(places)
+    found = read_results(places)
     if grid_file is not None:
-        found = rows_of(grid_file, found)
+        found = select_results(grid_file, found)
     write_report(found, folder, title, against, WITH_COSTS if costs else COLUMNS)
     show(found, as_json, costs, against)
     if not as_json:

@@ -1,4 +1,4 @@
-"""Settings as flags: each is described once, in its model, and never again on the command line."""
+"""Settings as flags: each is describe_datasets once, in its model, and never again on the command line."""
 
 import inspect
 from collections.abc import Callable
@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from dosapp.settings import Checked
+from dosapp.settings import Settings
 
 
 def with_settings(
-    model: type[Checked], without: tuple[str, ...] = ()
+    model: type[Settings], without: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Turn the fields of a settings model into flags, so that each is described in one place."""
+    """Turn the fields of a settings model into flags, so that each is describe_datasets in one place."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True).parameters.values()

@@ -11,7 +11,7 @@ from rich.text import Text
 from dosapp.cli.console import Json, LearnerFolder, SetOption, app, out
 from dosapp.cli.flags import with_settings
 from dosapp.errors import InputError
-from dosapp.settings import LearnerSettings, parsed
+from dosapp.settings import LearnerSettings, parse_options
 
 
 @app.command()
@@ -26,7 +26,7 @@ def new(
 
     if folder.exists():
         raise InputError(f"'{folder}' is there already; choose another folder")
-    Learner(LearnerSettings.checked({**flags, "options": parsed(options or [])})).save(
+    Learner(LearnerSettings.parse({**flags, "options": parse_options(options or [])})).save(
         folder, "new"
     )
     out.print(f"wrote {folder}; now: dosapp serve {folder}")

@@ -90,12 +90,12 @@ def drill(
 
     Harmful streams, crashes, load, bad requests.
     """
-    from dosapp.drills import hold
+    from dosapp.drills import run_drill
     from dosapp.drills.figures import draw
     from dosapp.runtime.files import write_json
 
     with err.status(name) as status:
-        found = hold(name, quick, status.update)
+        found = run_drill(name, quick, status.update)
     place = folder / f"{name}.json"
     write_json(place, found)
     draw(name, found, folder)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from dosapp.experiments.grid import Outcome
 from dosapp.experiments.plan import label
-from dosapp.experiments.run import Watch
+from dosapp.experiments.run import RunCallback
 from dosapp.settings import RunSettings
 
 AHEAD = 2  # rows of a grid that are shown before any of their runs is done
@@ -18,7 +18,7 @@ LESSONS = 0.6  # a session's share of the bar that is theirs; the rest is the st
 
 
 @contextmanager
-def progress(title: str, err: Console) -> Iterator[Watch]:
+def run_progress(title: str, err: Console) -> Iterator[RunCallback]:
     """Of one run, with the time left."""
     if not err.is_terminal:
         yield Lines(err)
@@ -27,19 +27,19 @@ def progress(title: str, err: Console) -> Iterator[Watch]:
         yield bar
 
 
-class Lines(Watch):
+class Lines(RunCallback):
     def __init__(self, err: Console) -> None:
         self.err, self.sessions = err, 0
 
-    def begin(self, label: str, sessions: int) -> None:
+    def on_begin(self, label: str, sessions: int) -> None:
         self.sessions = sessions
         self.err.print(f"{label}: {sessions} sessions")
 
-    def measured(self, session: int, row: list[float]) -> None:
+    def on_evaluation(self, session: int, row: list[float]) -> None:
         self.err.print(f"  session {session + 1}/{self.sessions}: {_known(row)}")
 
 
-class Bar(Watch):
+class Bar(RunCallback):
     def __init__(self, title: str, err: Console) -> None:
         self.bar = Progress(
             TextColumn("{task.description:<22}"),
@@ -59,17 +59,17 @@ class Bar(Watch):
     def __exit__(self, *error: object) -> None:
         self.bar.stop()
 
-    def begin(self, label: str, sessions: int) -> None:
+    def on_begin(self, label: str, sessions: int) -> None:
         self.sessions = sessions
         self.bar.update(self.task, description=label)
 
-    def lesson(self, session: int, step: int, of: int, loss: float) -> None:
+    def on_training_step(self, session: int, step: int, of: int, loss: float) -> None:
         self._at(session, LESSONS * step / of, f"session {session + 1}, loss {loss:.2f}")
 
-    def stream(self, session: int, step: int, of: int) -> None:
+    def on_stream_step(self, session: int, step: int, of: int) -> None:
         self._at(session, LESSONS + (1 - LESSONS) * step / of, f"session {session + 1}, stream")
 
-    def measured(self, session: int, row: list[float]) -> None:
+    def on_evaluation(self, session: int, row: list[float]) -> None:
         self._at(session, 1.0, _known(row))
 
     def _at(self, session: int, share: float, note: str) -> None:
@@ -81,9 +81,11 @@ def _known(row: list[float]) -> str:
 
 
 @contextmanager
-def many(planned: Sequence[RunSettings], err: Console) -> Iterator[Callable[[Outcome], None]]:
+def grid_progress(
+    planned: Sequence[RunSettings], err: Console
+) -> Iterator[Callable[[Outcome], None]]:
     """A grid as it fills: whoever computes it calls what is given with every outcome."""
-    filling = Filling(planned, err)
+    filling = GridTable(planned, err)
     if not err.is_terminal:
         yield filling.line
         return
@@ -98,7 +100,7 @@ def many(planned: Sequence[RunSettings], err: Console) -> Iterator[Callable[[Out
         yield show
 
 
-class Filling:
+class GridTable:
     """The outcomes of a grid so far."""
 
     def __init__(self, planned: Sequence[RunSettings], err: Console) -> None:

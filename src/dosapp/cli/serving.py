@@ -39,7 +39,7 @@ def serve(
         raise InputError("which learner? give its folder, or --demo to make one")
     if replicas and follow:
         raise InputError("--replicas has readers of its own; leave out --follow")
-    settings: ServiceSettings = ServiceSettings.checked(flags)
+    settings: ServiceSettings = ServiceSettings.parse(flags)
     canary = None
     if demo and not follow:
         with err.status("preparing the demo's learner"):

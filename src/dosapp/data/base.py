@@ -13,8 +13,8 @@ from dosapp.errors import InputError
 Rows = NDArray[np.int64]
 
 
-class Pictures(Protocol):
-    """Pictures by position, already at the backbone's size."""
+class ImageArray(Protocol):
+    """ImageArray by position, already at the backbone's size."""
 
     def __len__(self) -> int: ...
 
@@ -28,8 +28,8 @@ class Pictures(Protocol):
         """Make sure that every picture can be read, before anybody relies on it."""
 
 
-class Source(Protocol):
-    """Pictures as they came, each decoded and resized when it is asked for."""
+class ImageSource(Protocol):
+    """ImageArray as they came, each decoded and resized when it is asked for."""
 
     def __len__(self) -> int: ...
 
@@ -41,27 +41,27 @@ class Source(Protocol):
     def identity(self) -> object:
         """Something JSON can hold that is another when any picture may be another."""
 
-    def only(self, rows: Sequence[int]) -> "Source": ...
+    def subset(self, rows: Sequence[int]) -> "ImageSource": ...
 
 
 @dataclass(frozen=True)
-class Part:
-    """Labelled pictures: a split of a dataset. Labels are positions in its class names."""
+class Split:
+    """LabelledImages pictures: a split of a dataset. Labels are positions in its class names."""
 
-    pictures: Pictures
+    images: ImageArray
     labels: Rows
-    left_out: int = 0  # pictures that could not be read, and were to be skipped
+    skipped: int = 0  # pictures that could not be read, and were to be skipped
 
     def __post_init__(self) -> None:
-        if len(self.pictures) != len(self.labels):
-            raise ValueError(f"{len(self.pictures)} pictures but {len(self.labels)} labels")
+        if len(self.images) != len(self.labels):
+            raise ValueError(f"{len(self.images)} pictures but {len(self.labels)} labels")
 
 
 @dataclass(frozen=True)
 class Listing:
     """The same before anything is decoded: what a loader finds."""
 
-    source: Source
+    source: ImageSource
     labels: Rows
 
 
@@ -87,8 +87,8 @@ class Dataset:
 
     name: str
     classes: tuple[str, ...]
-    train: Part
-    test: Part
+    train: Split
+    test: Split
     prompts: Prompts = Prompts()
     control: "Control | None" = None
 
@@ -112,7 +112,7 @@ class Control:
     """A yardstick for generic knowledge: zero-shot accuracy on classes never trained."""
 
     classes: tuple[str, ...]
-    test: Part
+    test: Split
 
 
 def check_class_names(names: Sequence[str], where: str) -> None:

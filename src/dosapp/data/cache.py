@@ -1,4 +1,4 @@
-"""Decoded pictures in one memory-mapped file, so that nothing is decoded or hashed twice.
+"""CachedImages pictures in one memory-mapped file, so that nothing is decoded or hashed twice.
 
 The file is named after what decides its content: which pictures, and how they are prepared. It is
 written beside its place, by one process while others wait, and renamed when it is whole.
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dosapp.data.base import Listing, Part, Rows, Source
+from dosapp.data.base import ImageSource, Listing, Rows, Split
 from dosapp.errors import InputError
 from dosapp.runtime.files import (
     ensure_dir,
@@ -39,22 +39,22 @@ def cache_folder() -> Path:
     return Path(os.environ.get("DOSAPP_CACHE") or home / "dosapp") / "pictures"
 
 
-def mapped(half: Listing, preparation: str, skip_bad: bool) -> Part:
+def cache_split(half: Listing, preparation: str, skip_bad: bool) -> Split:
     """Its pictures behind a memory map, and perhaps without those that cannot be read."""
-    found = Decoded(half.source, preparation, cache_folder())
+    found = CachedImages(half.source, preparation, cache_folder())
     if not skip_bad or not (faults := found.faults()):
-        return Part(found, half.labels)
+        return Split(found, half.labels)
     first = next(iter(faults.values()))
     warnings.warn(f"{len(faults)} picture(s) are left out; the first: {first}", stacklevel=4)
     good = [row for row in range(len(found)) if str(row) not in faults]
-    return Part(replace(found, source=half.source.only(good)), half.labels[good], len(faults))
+    return Split(replace(found, source=half.source.subset(good)), half.labels[good], len(faults))
 
 
 @dataclass(frozen=True)
-class Decoded:
+class CachedImages:
     """The same pictures as the source's, read from the map once it is there."""
 
-    source: Source
+    source: ImageSource
     preparation: str
     folder: Path
 

@@ -1,4 +1,4 @@
-"""Pictures on disk: files in folders, and members of tar archives, which are never unpacked."""
+"""ImageArray on disk: files in folders, and members of tar archives, which are never unpacked."""
 
 import hashlib
 import io
@@ -18,7 +18,7 @@ Prepare = Callable[[Image.Image], Tensor]
 
 
 @dataclass(frozen=True)
-class Place:
+class FileRef:
     """Where bytes are: a file, or a stretch of a tar archive."""
 
     path: Path
@@ -45,16 +45,16 @@ class Place:
         return self.member or Path(os.path.relpath(self.path, root)).as_posix()
 
 
-Tree = Mapping[str, Place]  # relative name → where it is
+FileTree = Mapping[str, FileRef]  # relative name → where it is
 
 
-def tree(root: Path) -> Tree:
+def list_files(root: Path) -> FileTree:
     """Everything in a folder or a tar archive, by name; hidden files are not seen."""
     found = _in_folder(root) if root.is_dir() else _in_tar(root)
     return {n: found[n] for n in sorted(found) if not any(p.startswith(".") for p in n.split("/"))}
 
 
-def unwrapped(found: Tree) -> Tree:
+def strip_outer_folder(found: FileTree) -> FileTree:
     """Without a single folder around all pictures, unless that is a class itself."""
     pictures = [name for name, place in found.items() if place.suffix in SUFFIXES]
     tops = {name.partition("/")[0] for name in pictures}
@@ -64,7 +64,7 @@ def unwrapped(found: Tree) -> Tree:
     return found
 
 
-def _in_folder(root: Path) -> dict[str, Place]:
+def _in_folder(root: Path) -> dict[str, FileRef]:
     found, seen = {}, set()
     for folder, inner, names in os.walk(root, followlinks=True):
         here = Path(folder)
@@ -73,11 +73,11 @@ def _in_folder(root: Path) -> dict[str, Place]:
             continue
         seen.add(here.resolve())
         for name in names:
-            found[(here / name).relative_to(root).as_posix()] = Place(here / name)
+            found[(here / name).relative_to(root).as_posix()] = FileRef(here / name)
     return found
 
 
-def _in_tar(path: Path) -> dict[str, Place]:
+def _in_tar(path: Path) -> dict[str, FileRef]:
     found = {}
     try:
         with tarfile.open(path, "r:") as archive:  # uncompressed: members can be found again
@@ -86,17 +86,17 @@ def _in_tar(path: Path) -> dict[str, Place]:
                 # A hard link is a second name for an earlier member.
                 file = archive.getmember(entry.linkname) if entry.islnk() else entry
                 if file.isreg() and file.sparse is None:
-                    found[name] = Place(path, name, file.offset_data, file.size)
+                    found[name] = FileRef(path, name, file.offset_data, file.size)
     except (tarfile.TarError, OSError, KeyError) as error:
         raise InputError(f"'{path}' is not an uncompressed tar archive ({error})") from error
     return found
 
 
 @dataclass(frozen=True)
-class Files:
-    """Pictures by where they are."""
+class FileImages:
+    """ImageArray by where they are."""
 
-    places: tuple[Place, ...]
+    places: tuple[FileRef, ...]
     root: Path
     prepare: Prepare
     _keys: dict[int, str] = field(default_factory=dict, repr=False)
@@ -107,8 +107,8 @@ class Files:
     def decode(self, row: int) -> Tensor:
         return self.prepare(open_image(self.places[row]))
 
-    def only(self, rows: Sequence[int]) -> "Files":
-        return Files(tuple(self.places[row] for row in rows), self.root, self.prepare)
+    def subset(self, rows: Sequence[int]) -> "FileImages":
+        return FileImages(tuple(self.places[row] for row in rows), self.root, self.prepare)
 
     def identity(self) -> list[list[object]]:
         """Every picture's place, size and time of change."""
@@ -134,11 +134,11 @@ class Files:
         return self._keys[row]
 
 
-def open_image(place: Place) -> Image.Image:
-    return opened(lambda: Image.open(io.BytesIO(place.read())), place)
+def open_image(place: FileRef) -> Image.Image:
+    return decode_image(lambda: Image.open(io.BytesIO(place.read())), place)
 
 
-def opened(image: Callable[[], Image.Image], place: object) -> Image.Image:
+def decode_image(image: Callable[[], Image.Image], place: object) -> Image.Image:
     """Decoded, or one sentence about where it is."""
     try:
         with image() as found:

@@ -16,54 +16,62 @@ from pathlib import Path
 import numpy as np
 
 from dosapp.data.base import Listed, Listing
-from dosapp.data.files import SUFFIXES, Files, Place, Prepare, Tree, tree, unwrapped
+from dosapp.data.files import (
+    SUFFIXES,
+    FileImages,
+    FileRef,
+    FileTree,
+    Prepare,
+    list_files,
+    strip_outer_folder,
+)
 from dosapp.errors import InputError
 from dosapp.runtime.rng import numpy_rng
 
-Found = list[tuple[Place, str]]  # picture, class name
+LabelledFiles = list[tuple[FileRef, str]]  # picture, class name
 
 
-def own_data(place: Path, prepare: Prepare) -> Listed:
+def load_folder(place: Path, prepare: Prepare) -> Listed:
     if not place.exists():
         raise InputError(f"data '{place}' does not exist; give a folder of class folders or a CSV")
-    train, test = found_in(place)
+    train, test = find_images(place)
     names = sorted({name for _, name in train} | {name for _, name in test})
     root = place if place.is_dir() else place.parent
     return Listed(
         name=place.stem,
         classes=tuple(_readable(name) for name in names),
-        train=part(train, names, root, prepare),
-        test=part(test, names, root, prepare),
+        train=make_split(train, names, root, prepare),
+        test=make_split(test, names, root, prepare),
     )
 
 
-def found_in(place: Path) -> tuple[Found, Found]:
+def find_images(place: Path) -> tuple[LabelledFiles, LabelledFiles]:
     """Training and test pictures with their class names, whatever the layout."""
     if place.is_file() and place.suffix != ".tar":
         return _from_csv(place)
-    names = unwrapped(tree(place))
+    names = strip_outer_folder(list_files(place))
     shards = {n: p for n, p in names.items() if n.endswith(".tar") and "/" not in n}
     pictures = any(p.suffix in SUFFIXES for p in names.values())
     if (shards and not pictures) or _is_shard(names):
-        return _from_shards(shards or {place.name: Place(place)})
+        return _from_shards(shards or {place.name: FileRef(place)})
     return from_folders(names, place)
 
 
-def part(found: Found, names: list[str], root: Path, prepare: Prepare) -> Listing:
+def make_split(found: LabelledFiles, names: list[str], root: Path, prepare: Prepare) -> Listing:
     position = {name: n for n, name in enumerate(names)}
     labels = np.array([position[name] for _, name in found], dtype=np.int64)
-    return Listing(Files(tuple(place for place, _ in found), root, prepare), labels)
+    return Listing(FileImages(tuple(place for place, _ in found), root, prepare), labels)
 
 
 def _readable(name: str) -> str:
     return name.replace("_", " ")
 
 
-def from_folders(names: Tree, root: Path) -> tuple[Found, Found]:
+def from_folders(names: FileTree, root: Path) -> tuple[LabelledFiles, LabelledFiles]:
     tops = {name.partition("/")[0] for name in names if "/" in name}
     asked = next((name for name in ("test", "val") if name in tops), "")
     if "train" not in tops or not asked:
-        return _thirds(_classes(names, root))
+        return _split_files(_classes(names, root))
     train, test = (
         _classes({n.removeprefix(f"{s}/"): p for n, p in names.items() if n.startswith(f"{s}/")},
                  root / s)
@@ -78,7 +86,7 @@ def from_folders(names: Tree, root: Path) -> tuple[Found, Found]:
     return train, test
 
 
-def _classes(names: Tree, root: Path) -> Found:
+def _classes(names: FileTree, root: Path) -> LabelledFiles:
     found = [
         (place, name.partition("/")[0])
         for name, place in names.items()
@@ -91,12 +99,12 @@ def _classes(names: Tree, root: Path) -> Found:
     return sorted(found, key=lambda item: item[1])
 
 
-def _thirds(found: Found) -> tuple[Found, Found]:
-    train, test = thirds([name for _, name in found])
+def _split_files(found: LabelledFiles) -> tuple[LabelledFiles, LabelledFiles]:
+    train, test = train_test_split([name for _, name in found])
     return [found[i] for i in train], [found[i] for i in test]
 
 
-def thirds(names: Sequence[str]) -> tuple[list[int], list[int]]:
+def train_test_split(names: Sequence[str]) -> tuple[list[int], list[int]]:
     """Rows to teach and to test: every third of a class, in a fixed shuffle, is for the test."""
     train: list[int] = []
     test: list[int] = []
@@ -112,7 +120,7 @@ def thirds(names: Sequence[str]) -> tuple[list[int], list[int]]:
 # WebDataset: KEY.jpg and KEY.cls (or KEY.txt, or "label" in KEY.json) with the same KEY
 
 
-def _is_shard(names: Tree) -> bool:
+def _is_shard(names: FileTree) -> bool:
     stems = {_key(name) for name, place in names.items() if place.suffix in SUFFIXES}
     return any(name.endswith(LABELS) and _key(name) in stems for name in names)
 
@@ -126,17 +134,17 @@ def _key(name: str) -> str:
     return folder + slash + last.partition(".")[0]
 
 
-def _from_shards(shards: Tree) -> tuple[Found, Found]:
-    train: Found = []
-    test: Found = []
+def _from_shards(shards: FileTree) -> tuple[LabelledFiles, LabelledFiles]:
+    train: LabelledFiles = []
+    test: LabelledFiles = []
     for name, place in sorted(shards.items()):
         words = re.split(r"[^a-z]+", Path(name).stem.lower())
         into = test if {"test", "val", "validation"} & set(words) else train
-        into += _pairs(tree(place.path), place.path)
-    return (train, test) if test else _thirds(train)
+        into += _pairs(list_files(place.path), place.path)
+    return (train, test) if test else _split_files(train)
 
 
-def _pairs(names: Tree, shard: Path) -> Found:
+def _pairs(names: FileTree, shard: Path) -> LabelledFiles:
     labels: dict[str, str] = {}
     for name, place in names.items():
         if name.endswith(".json"):
@@ -163,7 +171,7 @@ def _pairs(names: Tree, shard: Path) -> Found:
     return pairs
 
 
-def _from_csv(path: Path) -> tuple[Found, Found]:
+def _from_csv(path: Path) -> tuple[LabelledFiles, LabelledFiles]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:  # Excel writes a mark first
             rows = list(csv.DictReader(file, skipinitialspace=True))
@@ -173,10 +181,10 @@ def _from_csv(path: Path) -> tuple[Found, Found]:
         raise InputError(f"'{path}' needs a header with the columns path and label, and some rows")
     if not all(row["path"] and row["label"] for row in rows):
         raise InputError(f"'{path}' has a row without a path or a label; every picture needs both")
-    found = [(Place(path.parent / row["path"]), row["label"]) for row in rows]
+    found = [(FileRef(path.parent / row["path"]), row["label"]) for row in rows]
     splits = [row.get("split") for row in rows]
     if not any(splits):
-        return _thirds(found)
+        return _split_files(found)
     strange = [str(s or "") for s in splits if s not in ("train", "test")]
     if strange:
         raise InputError(f"'{path}' has the split '{strange[0]}'; use train or test")

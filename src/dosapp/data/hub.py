@@ -12,18 +12,18 @@ from PIL import Image
 from torch import Tensor
 
 from dosapp.data.base import Listed, Listing, Rows
-from dosapp.data.files import Prepare, opened
-from dosapp.data.folder import thirds
-from dosapp.data.paper_sets.datasets import Known
+from dosapp.data.files import Prepare, decode_image
+from dosapp.data.folder import train_test_split
+from dosapp.data.paper_sets.datasets import PaperDataset
 from dosapp.errors import InputError
 
 TEST = ("test", "validation", "valid", "val")
 LABELS = ("label", "labels", "fine_label", "class", "category", "target")
 
 
-def hub_data(name: str, prepare: Prepare) -> Listed:
+def load_from_hub(name: str, prepare: Prepare) -> Listed:
     """One of the paper's, from its pinned place; cached by the library."""
-    known = Known.named(name)
+    known = PaperDataset.named(name)
     parts = []
     for split in ("train", "test"):
         where, part_of = known.hub[split]
@@ -33,12 +33,12 @@ def hub_data(name: str, prepare: Prepare) -> Listed:
         names = list(getattr(table.features[label], "names", None) or known.classes)
         said = known.labels(names, where)  # its own order may be another
         place = np.array([list(known.classes).index(said[name]) for name in names])
-        rows = Column.of(table, known.hub["image"], part_of, prepare)
+        rows = TableImages.of(table, known.hub["image"], part_of, prepare)
         parts.append(Listing(rows, place[_labels(table, label, range(len(names)), where)]))
     return known.dataset(parts[0], parts[1], known.hub["train"][0])
 
 
-def table_data(where: str, prepare: Prepare) -> Listed:
+def load_table(where: str, prepare: Prepare) -> Listed:
     """Any table with a column of pictures and one of labels: a hub id, or a folder of Parquet."""
     here = Path(where).exists()
     tables = _loaded(where, f"'{where}' has no table in it" if here else f"'{where}' is not here")
@@ -53,10 +53,12 @@ def table_data(where: str, prepare: Prepare) -> Listed:
 
     def part(table: Any, split: str) -> Listing:
         labels = _labels(table, label, values, where)
-        return Listing(Column.of(table, picture, split, prepare), labels)
+        return Listing(TableImages.of(table, picture, split, prepare), labels)
 
     classes = tuple(str(name).replace("_", " ") for name in names or values)
-    halves = (part(train, "train"), part(test, "test")) if test else _thirds(part(train, "train"))
+    halves = (
+        (part(train, "train"), part(test, "test")) if test else _split_files(part(train, "train"))
+    )
     return Listed(Path(where).name, classes, *halves)
 
 
@@ -78,11 +80,11 @@ def _labels(table: Any, label: str, values: Sequence[Any], where: str) -> Rows:
     return np.array([place[value] for value in given], dtype=np.int64)
 
 
-def _thirds(part: Listing) -> tuple[Listing, Listing]:
+def _split_files(part: Listing) -> tuple[Listing, Listing]:
     column: Any = part.source
-    train, test = thirds([str(label) for label in part.labels])
-    asked = replace(column.only(test), split="the test third")
-    return Listing(column.only(train), part.labels[train]), Listing(asked, part.labels[test])
+    train, test = train_test_split([str(label) for label in part.labels])
+    asked = replace(column.subset(test), split="the test third")
+    return Listing(column.subset(train), part.labels[train]), Listing(asked, part.labels[test])
 
 
 def _loaded(
@@ -114,7 +116,7 @@ def _columns(features: Any, where: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class Column:
+class TableImages:
     """The pictures of a table of the `datasets` library, as the bytes they came in."""
 
     table: Any
@@ -123,7 +125,7 @@ class Column:
     prepare: Prepare
 
     @classmethod
-    def of(cls, table: Any, column: str, split: str, prepare: Prepare) -> "Column":
+    def of(cls, table: Any, column: str, split: str, prepare: Prepare) -> "TableImages":
         kind = replace(table.features[column], decode=False)
         return cls(table.cast_column(column, kind), column, split, prepare)
 
@@ -131,7 +133,9 @@ class Column:
         return len(self.table)
 
     def decode(self, row: int) -> Tensor:
-        return self.prepare(opened(lambda: Image.open(io.BytesIO(self._bytes(row))), self._at(row)))
+        return self.prepare(
+            decode_image(lambda: Image.open(io.BytesIO(self._bytes(row))), self._at(row))
+        )
 
     def _bytes(self, row: int) -> bytes:
         cell = self.table[row][self.column]
@@ -149,5 +153,5 @@ class Column:
     def identity(self) -> list[str]:
         return [self.split, self.column, self.table._fingerprint]
 
-    def only(self, rows: Sequence[int]) -> "Column":
+    def subset(self, rows: Sequence[int]) -> "TableImages":
         return replace(self, table=self.table.select(list(rows)))

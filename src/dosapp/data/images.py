@@ -7,16 +7,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dosapp.data.base import Part, Pictures, Rows
-from dosapp.data.prefetch import ahead
+from dosapp.data.base import ImageArray, Rows, Split
+from dosapp.data.prefetch import prefetch
 from dosapp.runtime.rng import numpy_rng
 
 
 @dataclass(frozen=True)
-class Unlabelled:
-    """Pictures in a fixed order. There is no field for labels, so none can leak."""
+class UnlabelledImages:
+    """ImageArray in a fixed order. There is no field for labels, so none can leak."""
 
-    sources: tuple[Pictures, ...]
+    sources: tuple[ImageArray, ...]
     items: Rows  # [N, 2]: source, row
     noise: float = 0.0
     seed: int = 0
@@ -52,40 +52,40 @@ class Unlabelled:
             np.arange(first, min(first + size, len(self)))
             for first in range(start * size, len(self), size)
         )
-        return (pixels for _, pixels in ahead(rows, self.read))
+        return (pixels for _, pixels in prefetch(rows, self.read))
 
     def keys(self) -> list[str]:
         return [self.sources[s].key(int(r)) for s, r in self.items]
 
 
 @dataclass(frozen=True)
-class Labelled(Unlabelled):
+class LabelledImages(UnlabelledImages):
     """The same with labels: positions in the class names of the task or session."""
 
     labels: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @classmethod
-    def of(cls, part: Part, rows: Rows, labels: Rows) -> "Labelled":
+    def from_split(cls, part: Split, rows: Rows, labels: Rows) -> "LabelledImages":
         items = np.stack([np.zeros_like(rows), rows], axis=1)
-        return cls((part.pictures,), items, labels=labels)
+        return cls((part.images,), items, labels=labels)
 
-    def labelled_keys(self) -> list[tuple[str, int]]:
+    def labelled_image_keys(self) -> list[tuple[str, int]]:
         return list(zip(self.keys(), self.labels.tolist(), strict=True))
 
-    def only(self, positions: Rows) -> "Labelled":
+    def subset(self, positions: Rows) -> "LabelledImages":
         return replace(self, items=self.items[positions], labels=self.labels[positions])
 
-    def unlabelled(self) -> Unlabelled:
-        return Unlabelled(self.sources, self.items, self.noise, self.seed)
+    def unlabelled(self) -> UnlabelledImages:
+        return UnlabelledImages(self.sources, self.items, self.noise, self.seed)
 
-    def none(self) -> Unlabelled:
+    def empty(self) -> UnlabelledImages:
         """No pictures of these: for a session without a stream."""
-        return Unlabelled(self.sources, self.items[:0])
+        return UnlabelledImages(self.sources, self.items[:0])
 
 
-def joined(parts: Sequence[Labelled], offsets: Sequence[int]) -> Labelled:
+def concat_images(parts: Sequence[LabelledImages], offsets: Sequence[int]) -> LabelledImages:
     """Several views as one; labels of each are shifted by its offset."""
-    sources: list[Pictures] = []
+    sources: list[ImageArray] = []
     items, labels = [np.zeros((0, 2), dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     for part, offset in zip(parts, offsets, strict=True):
         places = [
@@ -101,12 +101,14 @@ def joined(parts: Sequence[Labelled], offsets: Sequence[int]) -> Labelled:
         items.append(renumbered)
         labels.append(part.labels + offset)
     noise, seed = (parts[0].noise, parts[0].seed) if parts else (0.0, 0)
-    return Labelled(tuple(sources), np.concatenate(items), noise, seed, np.concatenate(labels))
+    return LabelledImages(
+        tuple(sources), np.concatenate(items), noise, seed, np.concatenate(labels)
+    )
 
 
 @dataclass(frozen=True)
-class InMemory:
-    """Pictures that are simply there, named by a title and their position."""
+class InMemoryImages:
+    """ImageArray that are simply there, named by a title and their position."""
 
     pixels: Tensor  # uint8 [N, 3, H, W]
     title: str = "memory"

@@ -9,11 +9,11 @@ Key = TypeVar("Key")
 Found = TypeVar("Found")
 
 
-def ahead(keys: Iterable[Key], read: Callable[[Key], Found]) -> Iterator[tuple[Key, Found]]:
+def prefetch(keys: Iterable[Key], read: Callable[[Key], Found]) -> Iterator[tuple[Key, Found]]:
     """Each key with what was read for it, in order. Never more than one is read too early, and an
     error is raised when its turn comes."""
     coming: deque[tuple[Key, Future[Found]]] = deque()
-    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as hand:
+    with ThreadPoolExecutor(1, thread_name_prefix="prefetch") as hand:
         for key in keys:
             coming.append((key, hand.submit(read, key)))
             if len(coming) > 1:

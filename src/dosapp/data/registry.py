@@ -6,18 +6,18 @@ from pathlib import Path
 
 from dosapp.backbones.base import Backbone
 from dosapp.data.base import Dataset, Listed
-from dosapp.data.cache import mapped
+from dosapp.data.cache import cache_split
 from dosapp.data.files import SUFFIXES
-from dosapp.data.folder import own_data
-from dosapp.data.hub import hub_data, table_data
-from dosapp.data.paper_sets.datasets import KNOWN, known_data
+from dosapp.data.folder import load_folder
+from dosapp.data.hub import load_from_hub, load_table
+from dosapp.data.paper_sets.datasets import PAPER_DATASETS, load_local_copy
 from dosapp.data.synthetic.domain import Domain
 from dosapp.data.synthetic.shapes import SHAPES
 from dosapp.data.synthetic.signs import SIGNS
 from dosapp.errors import unknown_name
 
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
-DOMAINS: Mapping[str, Domain] = {domain.name: domain for domain in (SHAPES, SIGNS)}
+SYNTHETIC: Mapping[str, Domain] = {domain.name: domain for domain in (SHAPES, SIGNS)}
 
 
 def load_dataset(
@@ -31,19 +31,19 @@ def load_dataset(
 ) -> Dataset:
     """A generated set, one of the paper's, or the path of one's own; pictures at the backbone's
     size, decoded once for all runs."""
-    if name in DOMAINS:
-        return DOMAINS[name].dataset(net.image_size, train=train or 40, test=test or 40)
-    if name in KNOWN:
-        local = known_data(name, data_dir, net.picture) if data_dir else None
-        return _decoded(local or hub_data(name, net.picture), net, skip_bad)
+    if name in SYNTHETIC:
+        return SYNTHETIC[name].dataset(net.image_size, train=train or 40, test=test or 40)
+    if name in PAPER_DATASETS:
+        local = load_local_copy(name, data_dir, net.picture) if data_dir else None
+        return _decoded(local or load_from_hub(name, net.picture), net, skip_bad)
     place = Path(name)
     if not name or (not place.exists() and "/" not in name and "." not in name):
         raise unknown_name(
-            "dataset", name, [*DOMAINS, *KNOWN], "dosapp datasets; or a path that exists"
+            "dataset", name, [*SYNTHETIC, *PAPER_DATASETS], "dosapp datasets; or a path that exists"
         )
     if is_table(place) if place.exists() else HUB_ID.fullmatch(name):
-        return _decoded(table_data(name, net.picture), net, skip_bad)
-    return _decoded(own_data(place, net.picture), net, skip_bad)
+        return _decoded(load_table(name, net.picture), net, skip_bad)
+    return _decoded(load_folder(place, net.picture), net, skip_bad)
 
 
 def is_table(place: Path) -> bool:
@@ -53,5 +53,7 @@ def is_table(place: Path) -> bool:
 
 
 def _decoded(found: Listed, net: Backbone, skip_bad: bool) -> Dataset:
-    train, test = (mapped(half, net.preparation, skip_bad) for half in (found.train, found.test))
+    train, test = (
+        cache_split(half, net.preparation, skip_bad) for half in (found.train, found.test)
+    )
     return Dataset(found.name, found.classes, train, test, found.prompts)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 
-def hold(name: str, quick: bool, watch: Callable[[str], None]) -> dict[str, Any]:
+def run_drill(name: str, quick: bool, watch: Callable[[str], None]) -> dict[str, Any]:
     """One drill, on a learner of its own in a temporary folder."""
     from dosapp.drills import bad_input, crash, guards, load
 

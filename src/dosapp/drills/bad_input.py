@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from dosapp.drills.service_process import pictures, small_learner
+from dosapp.drills.service_process import make_small_learner, pictures
 from dosapp.learner.learner import Learner
 from dosapp.runtime.rng import numpy_rng
-from dosapp.service.service import opened
+from dosapp.service.service import open_service
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
 
@@ -51,22 +51,22 @@ def drill(
 ) -> dict[str, Any]:
     from starlette.testclient import TestClient
 
-    from dosapp.service.http.app import build
+    from dosapp.service.http.app import build_app
 
-    stream = small_learner(folder)
+    stream = make_small_learner(folder)
     good = pictures(stream)
     before = Learner.load(folder).digest()
     tokens = Tokens(folder)
     teacher = _bearer(tokens.add("teacher", "teach"))
     given = Given(good[0], stream.tasks[0].classes, tokens.add("guest", "predict"))
-    settings: ServiceSettings = ServiceSettings.checked(
+    settings: ServiceSettings = ServiceSettings.parse(
         {**STRICT, "adapt": False, "lessons": folder / "versions"}
     )
     codes: Counter[str] = Counter()
     wrong: list[str] = []
-    with opened(folder, settings) as service:
+    with open_service(folder, settings) as service:
         client = TestClient(
-            build(service), "http://127.0.0.1", raise_server_exceptions=False, headers=teacher
+            build_app(service), "http://127.0.0.1", raise_server_exceptions=False, headers=teacher
         )
 
         def honest() -> Any:

@@ -1,6 +1,6 @@
 """Killed again and again while it answers, adapts and learns.
 
-After every SIGKILL the service is started again on the same folder. Checked each time: it is ready;
+After every SIGKILL the service is started again on the same folder. Settings each time: it is ready;
 it stands at or after every version that answered or came of a lesson reported done; that lesson's
 version is still what was reported, and its classes are known ever since; and of what the service
 said it had learned from the stream, at most one interval has not become a version. After the last
@@ -15,12 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dosapp.drills.service_process import Served, lesson, pictures, served, small_learner
+from dosapp.drills.service_process import (
+    ServiceProcess,
+    lesson,
+    make_small_learner,
+    pictures,
+    start_service,
+)
 from dosapp.errors import InputError
 from dosapp.history.history import Version
 from dosapp.learner.learner import Learner
 from dosapp.runtime.rng import numpy_rng
-from dosapp.scenario import Stream
+from dosapp.scenario import Scenario
 
 BATCH, INTERVAL = 8, 4
 FLAGS = ("--adapt-batch", str(BATCH), "--interval", str(INTERVAL), "--skew", "1",
@@ -31,7 +37,7 @@ CLOSE = 1e-3  # scores depend on a batch's company in the last digits
 
 
 @dataclass
-class Seen:
+class Observations:
     """What clients were told."""
 
     answers: dict[tuple[int, int], set[tuple[str, float]]] = field(default_factory=dict)
@@ -46,13 +52,13 @@ class Seen:
 def drill(
     folder: Path, kills: int = 50, watch: Callable[[str], None] = lambda words: None
 ) -> dict[str, Any]:
-    stream = small_learner(folder)
+    stream = make_small_learner(folder)
     history = Learner.open_history(folder)
-    images, seen, random = pictures(stream), Seen(), numpy_rng("crash")
+    images, seen, random = pictures(stream), Observations(), numpy_rng("crash")
     lost: list[str] = []
     unkept = 0
     for life in range(kills + 1):
-        with served(folder, *FLAGS) as service:
+        with start_service(folder, *FLAGS) as service:
             with service.client() as client:
                 head = client.status()["version"]
             versions = history.versions()
@@ -82,7 +88,7 @@ def drill(
     }
 
 
-def _learns_on(service: Served, images: list[bytes], head: int) -> None:
+def _learns_on(service: ServiceProcess, images: list[bytes], head: int) -> None:
     """Asks until the stream has made another version, however busy the machine is."""
     until = time.monotonic() + PATIENCE
     with service.client() as client:
@@ -93,7 +99,7 @@ def _learns_on(service: Served, images: list[bytes], head: int) -> None:
                 )
 
 
-def _lost(head: int, versions: Sequence[Version], seen: Seen) -> list[str]:
+def _lost(head: int, versions: Sequence[Version], seen: Observations) -> list[str]:
     """What clients were told and the service that came back does not know."""
     found = []
     told = max(seen.versions | {version for version, _ in seen.lessons}, default=0)
@@ -109,7 +115,7 @@ def _lost(head: int, versions: Sequence[Version], seen: Seen) -> list[str]:
     return found
 
 
-def _unkept(versions: Sequence[Version], seen: Seen) -> int:
+def _unkept(versions: Sequence[Version], seen: Observations) -> int:
     """Pictures that were learned from in the last life and have not become part of a version."""
     kept = sum(_steps(version) for version in versions if version.number > seen.began)
     return max(0, seen.adapted - BATCH * kept)
@@ -123,7 +129,12 @@ def _steps(version: Version) -> int:
 
 
 def _work(
-    service: Served, stream: Stream, images: list[bytes], seen: Seen, seconds: float, turn: int
+    service: ServiceProcess,
+    stream: Scenario,
+    images: list[bytes],
+    seen: Observations,
+    seconds: float,
+    turn: int,
 ) -> None:
     """Two who ask, one who watches and sometimes one who teaches, until the service is killed in
     the middle of it."""
@@ -186,7 +197,7 @@ def _work(
 
 
 def _mixed(
-    folder: Path, images: list[bytes], seen: Seen, watch: Callable[[str], None]
+    folder: Path, images: list[bytes], seen: Observations, watch: Callable[[str], None]
 ) -> list[str]:
     """Answers that are not those of the version they name."""
     import io

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 from dosapp.backbones.clip import load_backbone
-from dosapp.experiments.plan import open_stream
+from dosapp.experiments.plan import build_scenario
 from dosapp.history.record import State
 from dosapp.learner.learner import Learner
 from dosapp.runtime.rng import numpy_rng
-from dosapp.scenario import Stream
+from dosapp.scenario import Scenario
 from dosapp.service.guards import Canary
 from dosapp.service.reader import Published
 from dosapp.service.settings import ServiceSettings
-from dosapp.service.writer import Seen, Writer
+from dosapp.service.writer import StreamSample, Writer
 from dosapp.settings import RunSettings
 
 OFF = {"skew": 1.0, "disagreement": 1.0, "canary_drop": 100.0, "strikes": 10**6}
@@ -59,8 +59,8 @@ def drill(
 ) -> list[Outcome]:
     found = []
     for seed in seeds:
-        stage = Stage(
-            RunSettings.checked({"data": "shapes", "seed": seed, **(changes or {})}), watch
+        stage = GuardDrill(
+            RunSettings.parse({"data": "shapes", "seed": seed, **(changes or {})}), watch
         )
         for name, pixels in stage.streams():
             for guards in (False, True):
@@ -69,15 +69,17 @@ def drill(
     return found
 
 
-class Stage:
+class GuardDrill:
     """A taught learner, and what may come to it."""
 
     def __init__(self, settings: RunSettings, watch: Callable[[str], None]) -> None:
         self.settings, self.net = settings, load_backbone(settings.backbone)
-        self.stream: Stream = open_stream(settings, self.net)
+        self.stream: Scenario = build_scenario(settings, self.net)
         self.learner = Learner(settings.learner())
-        for t in range(len(self.stream.groups)):
-            watch(f"seed {settings.seed}: teaching session {t + 1} of {len(self.stream.groups)}")
+        for t in range(len(self.stream.task_groups)):
+            watch(
+                f"seed {settings.seed}: teaching session {t + 1} of {len(self.stream.task_groups)}"
+            )
             self.learner.learn(self.stream.session(t))
         tests = [task.test for task in self.stream.tasks]
         pictures = [test.read(range(len(test))) for test in tests]
@@ -92,7 +94,7 @@ class Stage:
                 if k
             ],
         )
-        self.exam = [
+        self.evaluator = [
             (_bytes(p[~w]), [n for n, k in zip(ns, w, strict=True) if not k])
             for p, ns, w in zip(pictures, names, watched, strict=True)
         ]
@@ -101,18 +103,18 @@ class Stage:
         """Mean over tasks, in per cent."""
         right = [
             np.mean([a.label == n for a, n in zip(learner.predict(p, 1), names, strict=True)])
-            for p, names in self.exam
+            for p, names in self.evaluator
         ]
         return 100 * float(np.mean(right))
 
     def streams(self) -> Iterator[tuple[str, Tensor]]:
         """Each `uint8 [n, 3, H, W]`, n the same for all."""
         random = numpy_rng("guards", self.settings.seed)
-        last = self.stream.session(len(self.stream.groups) - 1).unlabelled
+        last = self.stream.session(len(self.stream.task_groups) - 1).unlabelled
         normal = _bytes(last.read(random.permutation(len(last))))
         count = len(normal)
         yield "normal", normal
-        first = self.stream.tasks[0].field
+        first = self.stream.tasks[0].unlabelled
         one = _bytes(first.read(np.flatnonzero(first.labels == 0)))
         yield "one class", one[torch.arange(count) % len(one)]
         noise = random.integers(0, 256, normal.shape, dtype=np.uint8)
@@ -122,13 +124,15 @@ class Stage:
         yield "shuffled pixels", flat.view_as(normal)
         yield "one image", normal[:1].expand(count, -1, -1, -1)
         other = self.settings.model_copy(update={"data": "signs"})
-        far = open_stream(other, self.net)
-        strange = torch.cat([_bytes(t.field.read(range(len(t.field)))) for t in far.tasks])
+        far = build_scenario(other, self.net)
+        strange = torch.cat(
+            [_bytes(t.unlabelled.read(range(len(t.unlabelled)))) for t in far.tasks]
+        )
         yield "other domain", strange[torch.from_numpy(random.permutation(len(strange))[:count])]
 
     def live(self, name: str, pixels: Tensor, guards: bool) -> Outcome:
         """One stream, in the order a service would do it: answer, then learn."""
-        settings = ServiceSettings.checked({"interval": 5} if guards else {"interval": 5, **OFF})
+        settings = ServiceSettings.parse({"interval": 5} if guards else {"interval": 5, **OFF})
         state = self.learner.state()
         learner = self.learner.at(
             State({k: t.clone() for k, t in state.tensors.items()}, state.facts)
@@ -150,7 +154,10 @@ class Stage:
                     break
                 answers = published[0].learner.predict(some, 1)
                 writer.adapt(
-                    [Seen(p, a.label, a.score, 0.0) for p, a in zip(some, answers, strict=True)]
+                    [
+                        StreamSample(p, a.label, a.score, 0.0)
+                        for p, a in zip(some, answers, strict=True)
+                    ]
                 )
             writer.finish()
         signals = writer.signals

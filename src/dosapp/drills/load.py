@@ -16,7 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from dosapp.drills.service_process import Served, pictures, served, small_learner
+from dosapp.drills.service_process import (
+    ServiceProcess,
+    make_small_learner,
+    pictures,
+    start_service,
+)
 from dosapp.errors import InputError
 from dosapp.runtime.process_memory import resident_memory
 from dosapp.runtime.rng import numpy_rng
@@ -30,12 +35,12 @@ PICTURES = 8  # per request: so that a full load is more than the writer can lea
 
 
 @dataclass
-class Heard:
+class Responses:
     latencies: list[float] = field(default_factory=list)
     busy: int = 0  # 429
     errors: list[str] = field(default_factory=list)
 
-    def add(self, more: "Heard") -> None:
+    def add(self, more: "Responses") -> None:
         self.latencies += more.latencies
         self.busy += more.busy
         self.errors += more.errors
@@ -57,17 +62,17 @@ def drill(
     sustained: float = 300.0,
     watch: Callable[[str], None] = lambda words: None,
 ) -> dict[str, Any]:
-    images = pictures(small_learner(folder / "off"))
-    small_learner(folder / "on")
+    images = pictures(make_small_learner(folder / "off"))
+    make_small_learner(folder / "on")
     with (
-        served(folder / "off", *FLAGS, "--no-adapt") as off,
-        served(folder / "on", *FLAGS) as on,
+        start_service(folder / "off", *FLAGS, "--no-adapt") as off,
+        start_service(folder / "on", *FLAGS) as on,
     ):
         watch("the capacity without adaptation")
         capacity = len(closed_loop(off, images, seconds).latencies) / seconds
         curve = []
         for share in SHARES:
-            heard = {"off": Heard(), "on": Heard()}
+            heard = {"off": Responses(), "on": Responses()}
             sides = {"off": off, "on": on}
             before = {name: _signals(service) for name, service in sides.items()}
             for turn in range(TURNS):  # what else the machine does then falls on both
@@ -84,7 +89,7 @@ def drill(
             curve.append(row)
         watch(f"{sustained:.0f} seconds of as much as it takes")
         memory = [resident_memory(on.process.pid)]
-        long = Heard()
+        long = Responses()
         end = time.monotonic() + sustained
         while time.monotonic() < end:
             long.add(closed_loop(on, images, min(15.0, sustained)))
@@ -98,9 +103,9 @@ def drill(
     }
 
 
-def closed_loop(service: Served, images: list[bytes], seconds: float) -> Heard:
+def closed_loop(service: ServiceProcess, images: list[bytes], seconds: float) -> Responses:
     """Clients that ask again as soon as they are answered."""
-    heard, end = Heard(), time.monotonic() + seconds
+    heard, end = Responses(), time.monotonic() + seconds
 
     def asks(who: int) -> None:
         random = numpy_rng("load", who)
@@ -117,10 +122,10 @@ def closed_loop(service: Served, images: list[bytes], seconds: float) -> Heard:
 
 
 def open_loop(
-    service: Served, images: list[bytes], rate: float, seconds: float, turn: int = 0
-) -> Heard:
+    service: ServiceProcess, images: list[bytes], rate: float, seconds: float, turn: int = 0
+) -> Responses:
     """Requests at random moments, on average `rate` per second, whatever has become of the last."""
-    heard, random = Heard(), numpy_rng("open", rate, turn)
+    heard, random = Responses(), numpy_rng("open", rate, turn)
     idle: list[Client] = [service.client() for _ in range(64)]
 
     def asks(pictures: list[bytes], due: float) -> None:
@@ -145,7 +150,7 @@ def _some(images: list[bytes], random: np.random.Generator) -> list[bytes]:
     return [images[row] for row in random.integers(len(images), size=PICTURES)]
 
 
-def _ask(client: Client, pictures: list[bytes], heard: Heard, due: float | None = None) -> None:
+def _ask(client: Client, pictures: list[bytes], heard: Responses, due: float | None = None) -> None:
     start = time.perf_counter() if due is None else due
     try:
         client.predict(pictures, top=1)
@@ -159,13 +164,13 @@ def _ask(client: Client, pictures: list[bytes], heard: Heard, due: float | None 
         heard.errors.append(str(error))
 
 
-def _signals(service: Served) -> dict[str, Any]:
+def _signals(service: ServiceProcess) -> dict[str, Any]:
     with service.client() as client:
         found: dict[str, Any] = client.status()
     return found
 
 
-def _rested(service: Served) -> None:
+def _rested(service: ServiceProcess) -> None:
     """It has learned from what it could: the other's turn must not pay for it."""
     until = time.monotonic() + 10
     while _signals(service).get("stream", 0) >= 64 and time.monotonic() < until:
@@ -173,7 +178,7 @@ def _rested(service: Served) -> None:
     time.sleep(0.5)
 
 
-def _adapted(service: Served, before: dict[str, Any], answered: int) -> dict[str, Any]:
+def _adapted(service: ServiceProcess, before: dict[str, Any], answered: int) -> dict[str, Any]:
     """Of the pictures answered, those learned from; what still waits for a full batch counts."""
     now = _signals(service)
     learned = now["signals"]["adapted"] - before["signals"]["adapted"]

@@ -15,9 +15,9 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from dosapp.experiments.plan import open_stream
+from dosapp.experiments.plan import build_scenario
 from dosapp.learner.learner import Learner
-from dosapp.scenario import Stream
+from dosapp.scenario import Scenario
 from dosapp.service.client import Client
 from dosapp.settings import RunSettings
 
@@ -28,7 +28,7 @@ SMALL = {
 
 
 @dataclass
-class Served:
+class ServiceProcess:
     url: str
     process: "subprocess.Popen[bytes]"
 
@@ -46,7 +46,7 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, *flags: str) -> Iterator[Served]:
+def start_service(folder: Path, *flags: str) -> Iterator[ServiceProcess]:
     """`dosapp serve FOLDER`, ready; killed at the end if it still runs."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -54,7 +54,7 @@ def served(folder: Path, *flags: str) -> Iterator[Served]:
     command = [sys.executable, "-m", "dosapp", "serve", str(folder), "--port", str(port), *flags]
     with (folder / "serve.log").open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
-    found = Served(f"http://127.0.0.1:{port}", process)
+    found = ServiceProcess(f"http://127.0.0.1:{port}", process)
     try:
         with found.client() as client:
             client.wait(120)
@@ -64,11 +64,11 @@ def served(folder: Path, *flags: str) -> Iterator[Served]:
             found.kill()
 
 
-def small_learner(folder: Path) -> Stream:
+def make_small_learner(folder: Path) -> Scenario:
     """Ten shapes, taught quickly, in the folder; ten more that nobody has taught."""
-    settings: RunSettings = RunSettings.checked(SMALL)
+    settings: RunSettings = RunSettings.parse(SMALL)
     learner = Learner(settings.learner())
-    stream = open_stream(settings, learner.student.backbone)
+    stream = build_scenario(settings, learner.student.backbone)
     learner.learn(stream.session(0))
     learner.save(folder, "taught ten shapes")
     return stream
@@ -82,14 +82,14 @@ def png(picture: Tensor) -> bytes:
         return buffer.getvalue()
 
 
-def pictures(stream: Stream, task: int = 0) -> list[bytes]:
+def pictures(stream: Scenario, task: int = 0) -> list[bytes]:
     """The test pictures of a task, its classes in turn."""
     test = stream.tasks[task].test
     order = np.argsort(test.labels, kind="stable").reshape(test.labels.max() + 1, -1).T.flatten()
     return [png(picture) for picture in test.read(order)]
 
 
-def lesson(stream: Stream, task: int, classes: Sequence[int], images: int) -> bytes:
+def lesson(stream: Scenario, task: int, classes: Sequence[int], images: int) -> bytes:
     """A zip of class folders with a few training pictures of each."""
     part = stream.tasks[task]
     with io.BytesIO() as buffer:

@@ -43,7 +43,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Part:
+class StepCost:
     """Steps of one kind in a run: lessons, the stream's, batches of an examination."""
 
     steps: float
@@ -63,11 +63,13 @@ def estimate(planned: Sequence[RunSettings], gpu: str | None = None) -> Estimate
     seconds, most = 0.0, 0.0
     for same in kinds.values():
         reset_peak_memory()
-        found, held = parts(plan(same[0]), counted=gpu is not None)
+        found, held = step_costs(plan(same[0]), counted=gpu is not None)
         if gpu is None:
             each, memory = sum(part.steps * part.seconds for part in found), peak_memory() or 0.0
         else:
-            each = sum(part.steps * on(gpu, part, held, same[0].precision) for part in found)
+            each = sum(
+                part.steps * gpu_seconds(gpu, part, held, same[0].precision) for part in found
+            )
             memory = (CONTEXT + held + max(part.kept for part in found)) / 1e6
         seconds, most = seconds + len(same) * each, max(most, memory)
     return Estimate(len(planned), seconds, most or None)
@@ -78,7 +80,7 @@ def gpus() -> dict[str, dict[str, float]]:
     return found
 
 
-def on(gpu: str, part: Part, held: float, precision: str) -> float:
+def gpu_seconds(gpu: str, part: StepCost, held: float, precision: str) -> float:
     """Seconds of a step: its arithmetic or its traffic, whichever takes longer. What is held is
     read once forwards and once backwards, activations are written and read."""
     peaks = gpus()[gpu]
@@ -87,10 +89,10 @@ def on(gpu: str, part: Part, held: float, precision: str) -> float:
     return max(part.operations / speed, traffic)
 
 
-def parts(planned: Plan, *, counted: bool = False) -> tuple[list[Part], float]:
+def step_costs(planned: Plan, *, counted: bool = False) -> tuple[list[StepCost], float]:
     """What a run consists of, and the bytes its learner holds; operations only if counted."""
     s, stream = planned.settings, planned.stream
-    sessions = [stream.session(t) for t in range(len(stream.groups))]
+    sessions = [stream.session(t) for t in range(len(stream.task_groups))]
     passes = sum(len(x.train) // min(s.batch, len(x.train)) for x in sessions)
     streamed = sum(-(-len(x.unlabelled) // s.stream_batch) for x in sessions)
     first = sessions[0]
@@ -98,25 +100,28 @@ def parts(planned: Plan, *, counted: bool = False) -> tuple[list[Part], float]:
     few = np.linspace(0, len(first.train) - 1, some).astype(np.int64)
     enough = -(-LOOK // (some // min(s.batch, some)))  # passes with so many steps in all
     learner = Learner(s.learner().model_copy(update={"epochs": enough}), planned.net)
-    lessons = learner.training_steps(replace(first, train=first.train.only(few)))
-    lesson = _looked(lambda: next(lessons, None), s.epochs * passes, learner, counted)
+    lessons = learner.training_steps(replace(first, train=first.train.subset(few)))
+    lesson = _measure_steps(lambda: next(lessons, None), s.epochs * passes, learner, counted)
     for _ in lessons:  # the stream begins when the session has ended
         pass
     pixels = next(first.unlabelled.batches(s.stream_batch), learner.pixels([]))
-    adapt = _looked(lambda: learner.adapt(pixels), streamed, learner, counted)
+    adapt = _measure_steps(lambda: learner.adapt(pixels), streamed, learner, counted)
     experts = learner.method.experts(learner.student)
     test = stream.tasks[0].test
     batch = test.read(np.arange(min(64, len(test))))
     asked = [
-        sum(len(stream.tasks[j].test) for j in stream.seen(t)) for t in range(len(stream.groups))
+        sum(len(stream.tasks[j].test) for j in stream.seen_tasks(t))
+        for t in range(len(stream.task_groups))
     ]
     looks = len(experts) * sum(asked) * (2 if learner.method.adapts else 1) / max(1, len(batch))
     expert = next(iter(experts.values()))
-    exam = _looked(lambda: learner.logits(batch, expert), looks, learner, counted)
-    return [lesson, adapt, exam], _held(learner)
+    exam = _measure_steps(lambda: learner.logits(batch, expert), looks, learner, counted)
+    return [lesson, adapt, exam], _learner_bytes(learner)
 
 
-def _looked(step: Callable[[], object], steps: float, learner: Learner, counted: bool) -> Part:
+def _measure_steps(
+    step: Callable[[], object], steps: float, learner: Learner, counted: bool
+) -> StepCost:
     taken = []
     for _ in range(LOOK - counted):
         start = time.perf_counter()
@@ -124,7 +129,7 @@ def _looked(step: Callable[[], object], steps: float, learner: Learner, counted:
         taken.append(time.perf_counter() - start)
     seconds = float(np.median(taken[1:]))
     if not counted:
-        return Part(steps, seconds)
+        return StepCost(steps, seconds)
     known, kept = set(map(_address, learner.student.backbone.weights().values())), {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -139,10 +144,10 @@ def _looked(step: Callable[[], object], steps: float, learner: Learner, counted:
         FlopCounterMode(display=False) as counter,
     ):
         step()
-    return Part(steps, seconds, counter.get_total_flops(), sum(kept.values()))
+    return StepCost(steps, seconds, counter.get_total_flops(), sum(kept.values()))
 
 
-def _held(learner: Learner) -> float:
+def _learner_bytes(learner: Learner) -> float:
     """Bytes of weights, of what twins do not share, and of the optimizer and its gradients."""
     student = learner.student
     moments = student.optimizer_state().values()
@@ -159,7 +164,9 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def in_turns(rows: dict[str, RunSettings], folder: Path, measure: bool) -> dict[str, Any] | None:
+def time_sessions(
+    rows: dict[str, RunSettings], folder: Path, measure: bool
+) -> dict[str, Any] | None:
     """Seconds of every session, each method in turn before anybody goes on; kept in the folder."""
     plans = {name: plan(settings) for name, settings in rows.items()}
     place = folder / f"time-{key_of({n: p.identity for n, p in plans.items()})}.json"
@@ -171,12 +178,12 @@ def in_turns(rows: dict[str, RunSettings], folder: Path, measure: bool) -> dict[
     learners = {n: Learner(p.settings.learner(), p.net) for n, p in plans.items()}
     taken: dict[str, list[float]] = {name: [] for name in rows}
     steps: dict[str, list[int]] = {name: [] for name in rows}
-    for t in range(min(len(p.stream.groups) for p in plans.values())):
+    for t in range(min(len(p.stream.task_groups) for p in plans.values())):
         order = list(rows)
         for name in order if t % 2 == 0 else reversed(order):
             session, settings = plans[name].stream.session(t), plans[name].settings
             start = time.perf_counter()
-            steps[name].append(_live(learners[name], session, settings.stream_batch))
+            steps[name].append(_run_session(learners[name], session, settings.stream_batch))
             taken[name].append(round(time.perf_counter() - start, 3))
     result = {
         "seconds": taken,
@@ -195,7 +202,7 @@ def in_turns(rows: dict[str, RunSettings], folder: Path, measure: bool) -> dict[
     return result
 
 
-def _live(learner: Learner, session: Session, size: int) -> int:
+def _run_session(learner: Learner, session: Session, size: int) -> int:
     """A session and its stream; says how many steps the stream had."""
     learner.learn(session)
     guesses = [learner.adapt(pixels) for pixels in session.unlabelled.batches(size)]

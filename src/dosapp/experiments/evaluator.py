@@ -8,15 +8,15 @@ import torch
 
 from dosapp.backbones.base import Expert
 from dosapp.data.base import Prompts, Rows
-from dosapp.data.images import Labelled
+from dosapp.data.images import LabelledImages
 from dosapp.learner.learner import Learner
-from dosapp.scenario import Stream
+from dosapp.scenario import Scenario
 
 LOOK = 256  # images per batch
 
 
-class Exam:
-    def __init__(self, stream: Stream, learner: Learner) -> None:
+class Evaluator:
+    def __init__(self, stream: Scenario, learner: Learner) -> None:
         self.stream, self.learner = stream, learner
 
     def experts(self) -> Mapping[str, Expert]:
@@ -47,7 +47,7 @@ class Exam:
         right: list[bool] = []
         for control, prompts in self.stream.controls:
             rows = np.arange(len(control.test.labels))
-            part = Labelled.of(control.test, rows, control.test.labels)
+            part = LabelledImages.from_split(control.test, rows, control.test.labels)
             names = dict.fromkeys(control.classes, prompts)
             right += list(self._nearest(expert, part, names) == part.labels)
         return 100 * float(np.mean(right)) if right else math.nan
@@ -69,7 +69,7 @@ class Exam:
         start = sum(len(task.classes) for task in self.stream.tasks[:j])
         return self._nearest(expert, self.stream.tasks[j].test, names) - start
 
-    def _nearest(self, expert: Expert, test: Labelled, names: Mapping[str, Prompts]) -> Rows:
+    def _nearest(self, expert: Expert, test: LabelledImages, names: Mapping[str, Prompts]) -> Rows:
         batches = (self.learner.logits(x, expert, names).argmax(dim=1) for x in test.batches(LOOK))
         found: Rows = torch.cat(list(batches)).cpu().numpy()
         return found

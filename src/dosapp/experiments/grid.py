@@ -28,11 +28,11 @@ from typing import Any, Literal
 
 from dosapp.errors import InputError
 from dosapp.experiments.plan import plan
-from dosapp.experiments.ray_cluster import RETRIES, on_ray
+from dosapp.experiments.ray_cluster import RETRIES, run_on_ray
 from dosapp.experiments.result import Result
 from dosapp.experiments.run import run
 from dosapp.experiments.store import Store
-from dosapp.experiments.tracking import Tracked
+from dosapp.experiments.tracking import TrackingCallback
 from dosapp.runtime.files import write_bytes
 from dosapp.settings import RunSettings, key_of, named_options, read_yaml
 
@@ -46,7 +46,7 @@ class Outcome:
     error: str = ""
 
 
-def runs_in(path: Path, seeds: str | None = None) -> list[RunSettings]:
+def read_grid(path: Path, seeds: str | None = None) -> list[RunSettings]:
     """Every run a grid file asks for, each once."""
     values = read_yaml(path)
     runs = values.pop("runs", [{}])
@@ -56,7 +56,7 @@ def runs_in(path: Path, seeds: str | None = None) -> list[RunSettings]:
     if not isinstance(runs, list) or not all(isinstance(run, dict) for run in runs):
         raise InputError(f"'runs' in '{path}' must be a list of settings; see dosapp grid --help")
     planned = [
-        RunSettings.checked(one, f"'{path}'")
+        RunSettings.parse(one, f"'{path}'")
         for run in runs
         for one in product({**values, **run, **numbers})
     ]
@@ -64,9 +64,9 @@ def runs_in(path: Path, seeds: str | None = None) -> list[RunSettings]:
     return list({one.model_dump_json(): one for one in planned}.values())
 
 
-def rows_of(path: Path, results: list[Result]) -> list[Result]:
+def select_results(path: Path, results: list[Result]) -> list[Result]:
     """Those of the results that a grid file asks for, of any seed, in its order."""
-    asked = [_name(one.resolved().model_dump(mode="json")) for one in runs_in(path)]
+    asked = [_name(one.resolved().model_dump(mode="json")) for one in read_grid(path)]
     place = {name: n for n, name in reversed(list(enumerate(asked)))}
     found = [r for r in results if _name(r.settings) in place]
     if not found:
@@ -105,7 +105,7 @@ def seed_list(text: str) -> list[int]:
         raise InputError(f"seeds are '{text}'; write 0-4 or 0,2,5") from error
 
 
-def grid(
+def run_grid(
     planned: list[RunSettings],
     folder: Path,
     *,
@@ -116,11 +116,11 @@ def grid(
 ) -> list[Outcome]:
     """Compute what is missing. A failed run keeps its log and does not stop the others."""
     if engine == "ray":
-        ended = on_ray(compute, planned, folder, keep, jobs)
+        ended = run_on_ray(compute_run, planned, folder, keep, jobs)
     elif jobs == 1:
-        ended = ((one, compute(one, folder, keep)) for one in planned)
+        ended = ((one, compute_run(one, folder, keep)) for one in planned)
     else:
-        ended = _in_processes(planned, folder, keep, jobs)
+        ended = _run_in_processes(planned, folder, keep, jobs)
     done = []
     for settings, found in ended:
         done.append(_checked(settings, found, folder))
@@ -139,13 +139,13 @@ def _checked(settings: RunSettings, found: Outcome | BaseException, folder: Path
     return found
 
 
-def _in_processes(
+def _run_in_processes(
     planned: list[RunSettings], folder: Path, keep: bool, jobs: int
 ) -> Iterator[tuple[RunSettings, Outcome | BaseException]]:
     """As many hands as jobs. One that dies takes only its run along, and that goes on in another
     from its last checkpoint; when the grid is left, all are let go at once."""
     waiting = deque((one, 0) for one in planned)
-    free, busy = [Hand() for _ in planned[:jobs]], dict[Hand, tuple[RunSettings, int]]()
+    free, busy = [Worker() for _ in planned[:jobs]], dict[Worker, tuple[RunSettings, int]]()
     try:
         while waiting or busy:
             while waiting and free:
@@ -157,7 +157,7 @@ def _in_processes(
                 one, deaths = busy.pop(hand)
                 found = hand.found()
                 died = isinstance(found, BaseException)
-                free.append(Hand() if died else hand)
+                free.append(Worker() if died else hand)
                 if died and deaths < RETRIES:
                     waiting.appendleft((one, deaths + 1))
                 else:
@@ -167,7 +167,7 @@ def _in_processes(
             hand.process.terminate()
 
 
-class Hand:
+class Worker:
     """A process that computes one run at a time."""
 
     def __init__(self) -> None:
@@ -201,10 +201,10 @@ def _work(pipe: Connection, parent: int) -> None:
 
     threading.Thread(target=watch, daemon=True).start()
     while True:
-        pipe.send(compute(*pipe.recv()))
+        pipe.send(compute_run(*pipe.recv()))
 
 
-def compute(settings: RunSettings, folder: Path, keep: bool) -> Outcome:
+def compute_run(settings: RunSettings, folder: Path, keep: bool) -> Outcome:
     """One run in the store; its learner is dropped when the result is there, unless kept."""
     # A run that cannot even be planned has no place of its own; its log has.
     place = folder / f"unplanned-{key_of(settings.model_dump(mode='json'))}"
@@ -212,7 +212,7 @@ def compute(settings: RunSettings, folder: Path, keep: bool) -> Outcome:
         planned = plan(settings)
         place = Store(folder).place(planned)
         fresh = not (place / "result.json").exists()
-        with closing(Tracked(place, planned.settings)) as watch:
+        with closing(TrackingCallback(place, planned.settings)) as watch:
             result = run(planned, place, resume=True, wait=True, watch=watch)
         if fresh and not keep:
             shutil.rmtree(place / "learner", ignore_errors=True)

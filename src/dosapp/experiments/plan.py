@@ -14,24 +14,24 @@ from dosapp.data.registry import load_dataset
 from dosapp.errors import InputError
 from dosapp.methods.base import Method
 from dosapp.methods.registry import build_method, get_method
-from dosapp.scenario import Stream, concat, split
+from dosapp.scenario import Scenario, concat_scenarios, split_dataset
 from dosapp.settings import RunSettings, key_of, named_options, read_yaml
 
-MEANING = 1  # raised when the same settings would give another result
+SEMANTICS_VERSION = 1  # raised when the same settings would give another result
 
 
-def settings_from(path: Path | None, flags: Mapping[str, Any]) -> RunSettings:
+def load_settings(path: Path | None, flags: Mapping[str, Any]) -> RunSettings:
     """A file's settings with the flags on top."""
     values = read_yaml(path) if path else {}
     if {"runs", "seeds"} & set(values):
         raise InputError(f"'{path}' describes many runs; use: dosapp grid {path}")
     options = {**named_options(values), **flags.get("options", {})}
     merged = {**values, **flags, "options": options}
-    found: RunSettings = RunSettings.checked(merged, str(path) if path else "the settings")
+    found: RunSettings = RunSettings.parse(merged, str(path) if path else "the settings")
     return found
 
 
-def open_stream(settings: RunSettings, net: Backbone) -> Stream:
+def build_scenario(settings: RunSettings, net: Backbone) -> Scenario:
     """The stream a run's settings describe."""
     s = settings
     order, groups = _order(s.class_order)
@@ -49,8 +49,8 @@ def open_stream(settings: RunSettings, net: Backbone) -> Stream:
             dataset = first_classes(dataset, s.classes)
         if s.caption:
             dataset = replace(dataset, prompts=Prompts.of(s.caption))
-        parts.append(split(dataset, groups or s.tasks, seed=s.seed, order=order))
-    stream = concat(*parts) if len(parts) > 1 else parts[0]
+        parts.append(split_dataset(dataset, groups or s.tasks, seed=s.seed, order=order))
+    stream = concat_scenarios(*parts) if len(parts) > 1 else parts[0]
     if s.full_test:  # first: all of D^u is asked about, whatever is done to the stream
         stream = stream.full_test()
     if s.stream_noise or s.test_noise:
@@ -113,7 +113,7 @@ def label(settings: RunSettings) -> str:
         text += " (" + ", ".join(f"{k}={v}" for k, v in settings.options.items()) + ")"
     if settings.memory:
         text += f" + ER={settings.memory}"
-    for name, value in careful(settings).items():
+    for name, value in enabled_mitigations(settings).items():
         if name == "readmit_every":
             continue
         text += f" + {name.replace('_', ' ')}" + ("" if value is True else f"={value:g}")
@@ -126,7 +126,7 @@ class Plan:
 
     settings: RunSettings
     net: Backbone  # the run trains this very one: a plan is run once
-    stream: Stream
+    stream: Scenario
     identity: dict[str, Any]
 
     @property
@@ -138,19 +138,19 @@ def plan(settings: RunSettings) -> Plan:
     settings = settings.resolved()
     net = load_backbone(settings.backbone)
     method = build_method(settings.method, settings.adapt, settings.options)
-    stream = open_stream(settings, net)
+    stream = build_scenario(settings, net)
     if method.joint:
         stream = stream.joint()
-    if 0 < settings.memory < len(stream.groups):
+    if 0 < settings.memory < len(stream.task_groups):
         raise InputError(
             f"a memory of {settings.memory} pictures cannot keep one of each of "
-            f"{len(stream.groups)} sessions; give --memory {len(stream.groups)} or more, or 0"
+            f"{len(stream.task_groups)} sessions; give --memory {len(stream.task_groups)} or more, or 0"
         )
     return Plan(settings, net, stream, identity(settings, net, method, stream))
 
 
 def identity(
-    settings: RunSettings, net: Backbone, method: Method, stream: Stream
+    settings: RunSettings, net: Backbone, method: Method, stream: Scenario
 ) -> dict[str, Any]:
     """Everything that determines a result, and nothing that does not.
 
@@ -159,28 +159,28 @@ def identity(
     """
     s, reads = settings, method.reads(net)
     return {
-        "meaning": MEANING,
+        "meaning": SEMANTICS_VERSION,
         "method": s.method,
         "adapt": s.adapt,
-        "options": _on(method.hyperparameters()),
+        "options": _enabled(method.hyperparameters()),
         "learning": [s.rate, s.weight_decay, s.epochs, s.batch, s.stream_batch, s.memory, s.seed],
         "stream": stream.hash,
         "backbone": net.fingerprint(),
-        **careful(s),
+        **enabled_mitigations(s),
         **({"reads": key_of({"reads": reads})} if reads else {}),
         **({} if s.precision == "float32" else {"precision": s.precision}),
     }
 
 
-def careful(settings: RunSettings) -> dict[str, Any]:
+def enabled_mitigations(settings: RunSettings) -> dict[str, Any]:
     """Settings of caution and of the step that differ from off. Only these enter a key and a label:
     one that is added later changes no stored result."""
     names = ["gate", "temper", "skew_aware", "readmit", "stream_lr", "rivals"]
     names += ["readmit_every"] if settings.readmit else []
-    return _on({name: getattr(settings, name) for name in names})
+    return _enabled({name: getattr(settings, name) for name in names})
 
 
-def _on(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _enabled(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Without those that are off (none, false, zero, empty): a feature that is added later, and is
     off, does not make a finished result another one."""
     return {name: value for name, value in settings.items() if value}

@@ -18,7 +18,7 @@ RETRIES = 3  # of a run whose worker died; a run that fails by itself is not tri
 
 
 @contextmanager
-def joined(cpus: int, what: str) -> Iterator[Any]:
+def ray_cluster(cpus: int, what: str) -> Iterator[Any]:
     """Ray, in the cluster that `RAY_ADDRESS` names; without it one is started here, as large as
     `cpus`, and ended with the block."""
     try:
@@ -47,7 +47,7 @@ def joined(cpus: int, what: str) -> Iterator[Any]:
                 ray.shutdown()
 
 
-def on_ray(
+def run_on_ray(
     compute: Callable[..., Any],
     planned: Sequence[RunSettings],
     folder: Path,
@@ -55,7 +55,7 @@ def on_ray(
     jobs: int,
 ) -> Iterator[tuple[RunSettings, Any]]:
     """Each run with what came of it (or the error that ended its last worker), as they end."""
-    with joined(jobs, "--engine ray") as ray:
+    with ray_cluster(jobs, "--engine ray") as ray:
         task = ray.remote(num_cpus=1, max_retries=RETRIES)(_compute)
         home, place = os.getcwd(), folder.resolve()
         there = "GPU" in ray.cluster_resources()

@@ -102,12 +102,12 @@ def cells(matrix: Matrix) -> Cells:
 # What may be compared
 
 
-def settings_of(result: Result) -> dict[str, Any]:
+def full_settings(result: Result) -> dict[str, Any]:
     """With those that came after the result was written: they were off."""
     return {**RunSettings().model_dump(mode="json"), **result.settings}
 
 
-def same_definitions(results: Iterable[Result]) -> None:
+def check_same_definitions(results: Iterable[Result]) -> None:
     """One table has one meaning for each of its columns."""
     first: dict[str, Result] = {}
     for result in results:
@@ -120,11 +120,11 @@ def same_definitions(results: Iterable[Result]) -> None:
                 )
 
 
-def same_tasks(one: Result, two: Result) -> None:
+def check_same_tasks(one: Result, two: Result) -> None:
     """The same classes in the same order, and as many pictures to ask about; or one is asked about
     the whole test set and one about its half, as in a table of the paper."""
     compared = {"classes": "tasks", "test": "numbers of test pictures"}
-    if settings_of(one)["full_test"] != settings_of(two)["full_test"]:
+    if full_settings(one)["full_test"] != full_settings(two)["full_test"]:
         del compared["test"]
     for what, words in compared.items():
         if [t.get(what) for t in one.tasks] != [t.get(what) for t in two.tasks]:
@@ -138,14 +138,14 @@ SHAPE = set(RunSettings.model_fields) - set(LearnerSettings.model_fields)
 SHAPE = SHAPE - {"data_dir", "stream_batch"} | {"seed", "caption"}
 
 
-def same_questions(results: Sequence[Result]) -> None:
+def check_comparable(results: Sequence[Result]) -> None:
     """What one table may hold of a dataset: one backbone, the same tasks, and the same pictures
     wherever the same were asked for. What was taught and streamed may differ (no stream, a part of
     it, noise on it, a memory, joint training): that is what tables vary."""
     alike: dict[str, Result] = {}
     for result in results:
-        first, said = results[0], settings_of(result)
-        same_tasks(first, result)
+        first, said = results[0], full_settings(result)
+        check_same_tasks(first, result)
         if first.backbone.get("fingerprint") != result.backbone.get("fingerprint"):
             raise InputError(
                 f"results {first.key} and {result.key} are of different backbones: "
@@ -160,12 +160,12 @@ def same_questions(results: Sequence[Result]) -> None:
             )
 
 
-def same_stream(one: Result, two: Result) -> None:
+def check_paired(one: Result, two: Result) -> None:
     """Two results can be subtracted if they say the same of the same test halves. The seed halves
     the test part, and noise may be put on it."""
-    same_definitions([one, two])
-    same_questions([one, two])
-    mine, theirs = settings_of(one), settings_of(two)
+    check_same_definitions([one, two])
+    check_comparable([one, two])
+    mine, theirs = full_settings(one), full_settings(two)
     for name in ("seed", "test_noise"):
         if mine[name] != theirs[name]:
             raise InputError(

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from dosapp.errors import InputError
-from dosapp.experiments.evaluator import Exam
+from dosapp.experiments.evaluator import Evaluator
 from dosapp.experiments.metrics import (
     DEFINITIONS,
     OF_R,
@@ -43,16 +43,16 @@ from dosapp.settings import RunSettings
 EVERY = 50  # steps between checkpoints: what a kill can cost
 
 
-class Watch:
+class RunCallback:
     """What a run tells while it goes on; the default listens to nothing."""
 
-    def begin(self, label: str, sessions: int) -> None: ...
+    def on_begin(self, label: str, sessions: int) -> None: ...
 
-    def lesson(self, session: int, step: int, of: int, loss: float) -> None: ...
+    def on_training_step(self, session: int, step: int, of: int, loss: float) -> None: ...
 
-    def stream(self, session: int, step: int, of: int) -> None: ...
+    def on_stream_step(self, session: int, step: int, of: int) -> None: ...
 
-    def measured(self, session: int, row: list[float]) -> None: ...
+    def on_evaluation(self, session: int, row: list[float]) -> None: ...
 
 
 @dataclass
@@ -83,7 +83,7 @@ def run(
     *,
     resume: bool = False,
     wait: bool = False,
-    watch: Watch | None = None,
+    watch: RunCallback | None = None,
 ) -> Result:
     """Run or finish a run in its folder; a finished one is read, not computed again. With `wait`,
     one that another process is computing is waited for."""
@@ -102,7 +102,7 @@ def run(
             how = {"threads": threads, "processes": distributed.world_size()}
             write_json(folder / "run.json", {"identity": planned.identity, **how})
         with lock_folder(ensure_dir(folder / "learner")), _threads(threads):
-            return Experiment(planned, learner, folder, watch or Watch()).finish()
+            return Experiment(planned, learner, folder, watch or RunCallback()).finish()
 
 
 def _known(folder: Path, identity: Mapping[str, Any], resume: bool) -> dict[str, Any] | None:
@@ -136,21 +136,21 @@ def _threads(count: int) -> Iterator[None]:
 
 
 class Experiment:
-    def __init__(self, planned: Plan, learner: Learner, folder: Path, watch: Watch) -> None:
+    def __init__(self, planned: Plan, learner: Learner, folder: Path, watch: RunCallback) -> None:
         self.settings, self.stream, self.key = planned.settings, planned.stream, planned.key
         self.learner, self.folder, self.watch = learner, folder, watch
         self.net = planned.net  # without what the method adds to it; the student trains it
-        self.exam = Exam(planned.stream, learner)
+        self.evaluator = Evaluator(planned.stream, learner)
         self.history = learner.history(folder / "learner")
         self.progress = Progress()
 
     def finish(self) -> Result:
-        sessions = len(self.stream.groups)
+        sessions = len(self.stream.task_groups)
         if not self._resumed():
             self.learner.write_description(self.folder / "learner")
             self._before_all()
         progress = self.progress
-        self.watch.begin(label(self.settings), sessions)
+        self.watch.on_begin(label(self.settings), sessions)
         while progress.session < sessions:
             if progress.phase == "learn":
                 self._learn(progress.session)
@@ -186,7 +186,7 @@ class Experiment:
             if lesson is None:
                 break
             step = lesson.number
-            self.watch.lesson(t, lesson.number, lesson.of, lesson.loss)
+            self.watch.on_training_step(t, lesson.number, lesson.of, lesson.loss)
             if lesson.number % EVERY == 0:
                 progress.done = lesson.number
                 self._checkpoint()
@@ -197,7 +197,7 @@ class Experiment:
     def _adapt(self, t: int) -> None:
         progress, session = self.progress, self.stream.session(t)
         size, stream = self.settings.stream_batch, session.unlabelled
-        truth, batches = self.stream.truth(t), -(-len(stream) // size)
+        truth, batches = self.stream.stream_labels(t), -(-len(stream) // size)
         if not self.learner.method.adapts:
             batches = 0
         for counter in (progress.right, progress.guessed, progress.differed):
@@ -213,7 +213,7 @@ class Experiment:
                 progress.right[t] += int(right.sum())
                 progress.guessed[t] += len(right)
                 progress.differed[t] += guess.disagreement * len(right)
-            self.watch.stream(t, n + 1, batches)
+            self.watch.on_stream_step(t, n + 1, batches)
             if (n + 1) % EVERY == 0:
                 progress.done = n + 1
                 self._checkpoint()
@@ -238,36 +238,38 @@ class Experiment:
     def _before_all(self) -> None:
         """Zero-shot accuracy on each task among the classes met by then, and on the control set."""
         net, every = self.net, range(len(self.stream.tasks))
-        self.progress.zero_shot = [self.exam.accuracy(net, j, range(j + 1)) for j in every]
-        self.progress.untouched = float(np.mean([self.exam.accuracy(net, j, every) for j in every]))
-        self.progress.control = self.exam.control(net)
+        self.progress.zero_shot = [self.evaluator.accuracy(net, j, range(j + 1)) for j in every]
+        self.progress.untouched = float(
+            np.mean([self.evaluator.accuracy(net, j, every) for j in every])
+        )
+        self.progress.control = self.evaluator.control(net)
 
     def _look_ahead(self, t: int) -> None:
         """Accuracy on the next task before its lessons: what learning others did for it."""
-        expert = self.exam.answering()
-        for j in self.stream.groups[t]:
-            ahead = self.exam.accuracy(expert, j, range(j + 1))
+        expert = self.evaluator.answering()
+        for j in self.stream.task_groups[t]:
+            ahead = self.evaluator.accuracy(expert, j, range(j + 1))
             self.progress.ahead = [*self.progress.ahead[:j], ahead]
 
     def _measure(self, t: int, when: str, same: bool = False) -> None:
         """Row t of the matrix of every expert; `same` copies what was measured before."""
-        seen = self.stream.seen(t)
+        seen = self.stream.seen_tasks(t)
         with self._timed("measuring", t):
-            for name, expert in self.exam.experts().items():
+            for name, expert in self.evaluator.experts().items():
                 both = self.progress.matrices.setdefault(name, {"before": [], "after": []})
                 if same:
                     row = both["before"][t]
                 else:
                     row = [None] * len(self.stream.tasks)
                     for j in seen:
-                        row[j] = self.exam.accuracy(expert, j, seen)
+                        row[j] = self.evaluator.accuracy(expert, j, seen)
                 both[when] = [*both[when][:t], row]
         phase = {"before": "lessons", "after": "stream"}[when]
         distances = self.progress.distance[phase]
-        self.progress.distance[phase] = [*distances[:t], self.exam.distance()]
+        self.progress.distance[phase] = [*distances[:t], self.evaluator.distance()]
         if when == "after":
             first = next(iter(self.progress.matrices.values()))
-            self.watch.measured(t, [x for x in first["after"][t] if x is not None])
+            self.watch.on_evaluation(t, [x for x in first["after"][t] if x is not None])
 
     @contextmanager
     def _timed(self, phase: str, t: int) -> Iterator[None]:
@@ -296,9 +298,9 @@ class Experiment:
         ahead, zero = np.array(progress.ahead), np.array(progress.zero_shot)
         metrics["forward_transfer"] = forward_transfer(ahead, zero) if len(R) > 1 else np.nan
         metrics["zero_shot_accuracy"] = progress.untouched
-        metrics["control_accuracy"] = self.exam.control()
+        metrics["control_accuracy"] = self.evaluator.control()
         metrics["control_kept"] = metrics["control_accuracy"] - progress.control
-        sessions = range(len(stream.groups))
+        sessions = range(len(stream.task_groups))
         return Result(
             key=self.key,
             settings=self.settings.model_dump(mode="json"),
@@ -315,12 +317,12 @@ class Experiment:
             previous_tasks={
                 when: previous_tasks(matrices[expert][when]) for when in ("before", "after")
             },
-            per_class=self.exam.per_class(),
+            per_class=self.evaluator.per_class(),
             tasks=[
                 {
                     "classes": list(task.classes),
                     "train": len(task.train),
-                    "stream": len(task.field),
+                    "stream": len(task.unlabelled),
                     "test": len(task.test),
                 }
                 for task in stream.tasks
@@ -330,7 +332,7 @@ class Experiment:
                 "hash": stream.hash,
                 "images": [len(stream.session(t).unlabelled) for t in sessions],
                 "boundaries": list(stream.boundaries),
-                "left_out": stream.left_out,
+                "left_out": stream.skipped,
             },
             pseudo_labels=_shares(progress.right, progress.guessed, 100),
             disagreement=_shares(progress.differed, progress.guessed, 100),

@@ -7,7 +7,7 @@ from pathlib import Path
 from dosapp.errors import InputError
 from dosapp.experiments.plan import Plan, plan
 from dosapp.experiments.result import Result
-from dosapp.experiments.run import Watch, run
+from dosapp.experiments.run import RunCallback, run
 from dosapp.methods.registry import METHODS
 from dosapp.settings import RunSettings
 
@@ -19,13 +19,13 @@ class Store:
     def place(self, planned: Plan) -> Path:
         return self.folder / planned.key
 
-    def get(self, settings: RunSettings, watch: Watch | None = None) -> Result:
+    def get(self, settings: RunSettings, watch: RunCallback | None = None) -> Result:
         """The result, computed if it is missing and finished if it is half there."""
         planned = plan(settings)
         return run(planned, self.place(planned), resume=True, watch=watch)
 
 
-def results(places: Iterable[Path]) -> list[Result]:
+def read_results(places: Iterable[Path]) -> list[Result]:
     """Every result at or below these places, in the registry's order of methods."""
     found: list[Path] = []
     for place in places:

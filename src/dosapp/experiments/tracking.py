@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dosapp.errors import InputError, unknown_name
-from dosapp.experiments.run import Watch
+from dosapp.experiments.run import RunCallback
 from dosapp.settings import RunSettings
 
 
@@ -23,7 +23,7 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-class Lines:
+class JsonLinesTracker:
     """`log.jsonl` in the run's folder; a resumed run goes on writing to it."""
 
     def __init__(self, folder: Path, settings: RunSettings) -> None:
@@ -103,7 +103,7 @@ TRACKERS: Mapping[str, Callable[[Path, RunSettings], Tracker]] = {
 PACKAGES = frozenset(TRACKERS)  # each named like the package it needs, and like our extra
 
 
-class Tracked(Watch):
+class TrackingCallback(RunCallback):
     """Tells somebody who looks on what it sees, and the trackers too; they open when it begins."""
 
     def __init__(
@@ -111,7 +111,7 @@ class Tracked(Watch):
         folder: Path,
         settings: RunSettings,
         names: Sequence[str] = (),
-        other: Watch | None = None,
+        other: RunCallback | None = None,
     ) -> None:
         for name in names:
             if name not in TRACKERS:
@@ -120,31 +120,31 @@ class Tracked(Watch):
                 raise InputError(f"tracking with {name} needs it: pip install 'dosapp[{name}]'")
         self.folder, self.settings, self.names = folder, settings, names
         self.trackers: list[Tracker] = []
-        self.other, self.step = other or Watch(), 0
+        self.other, self.step = other or RunCallback(), 0
 
-    def begin(self, label: str, sessions: int) -> None:
-        lines = Lines(self.folder, self.settings)
+    def on_begin(self, label: str, sessions: int) -> None:
+        lines = JsonLinesTracker(self.folder, self.settings)
         self.step = lines.last  # a resumed run counts on; it may repeat steps since its checkpoint
         self.trackers = [lines, *(TRACKERS[n](self.folder, self.settings) for n in self.names)]
-        self.other.begin(label, sessions)
+        self.other.on_begin(label, sessions)
 
     def _log(self, **values: float) -> None:
         for tracker in self.trackers:
             tracker.log(values, self.step)
 
-    def lesson(self, session: int, step: int, of: int, loss: float) -> None:
+    def on_training_step(self, session: int, step: int, of: int, loss: float) -> None:
         self.step += 1
         self._log(session=session + 1, loss=loss)
-        self.other.lesson(session, step, of, loss)
+        self.other.on_training_step(session, step, of, loss)
 
-    def stream(self, session: int, step: int, of: int) -> None:
+    def on_stream_step(self, session: int, step: int, of: int) -> None:
         self.step += 1
         self._log(session=session + 1, stream_step=step)
-        self.other.stream(session, step, of)
+        self.other.on_stream_step(session, step, of)
 
-    def measured(self, session: int, row: list[float]) -> None:
+    def on_evaluation(self, session: int, row: list[float]) -> None:
         self._log(session=session + 1, accuracy=sum(row) / len(row))
-        self.other.measured(session, row)
+        self.other.on_evaluation(session, row)
 
     def close(self) -> None:
         for tracker in self.trackers:

@@ -16,10 +16,10 @@ import numpy as np
 import yaml
 
 from dosapp.backbones.clip import load_backbone
-from dosapp.data.images import Labelled
+from dosapp.data.images import LabelledImages
 from dosapp.errors import InputError
 from dosapp.experiments.evaluator import LOOK
-from dosapp.experiments.plan import open_stream
+from dosapp.experiments.plan import build_scenario
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import write_bytes
 from dosapp.runtime.rng import numpy_rng
@@ -31,22 +31,22 @@ RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 
 
 @dataclass(frozen=True)
-class Tried:
+class Trial:
     lr: float
     accuracy: float  # per cent, mean over seeds
     error: float  # standard error of that mean
 
     @classmethod
-    def of(cls, lr: float, right: int, count: int) -> "Tried":
+    def of(cls, lr: float, right: int, count: int) -> "Trial":
         p = (right + 1) / (count + 2)  # one success and one failure more: all right is not certain
         return cls(lr, 100 * right / count, 100 * math.sqrt(p * (1 - p) / count))
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuningResult:
     method: str
     lr: float
-    tried: list[Tried]
+    tried: list[Trial]
     images: dict[str, int]
 
     def seen(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Tuned:
 
 
 @dataclass
-class Rates:
+class TunedRates:
     """A file of chosen rates: each with what was seen when it was chosen, and the command."""
 
     rates: dict[str, float] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Rates:
     commands: list[str] = field(default_factory=list)
 
     @classmethod
-    def read(cls, file: Path) -> "Rates":
+    def read(cls, file: Path) -> "TunedRates":
         """What was tuned before stays."""
         if not file.exists():
             return cls()
@@ -75,7 +75,7 @@ class Rates:
             raise InputError(f"'{file}' has '{strange}', so it is no file of rates; choose another")
         return cls(**found, commands=[line for line in lines if line.startswith("#")])
 
-    def add(self, tuned: Tuned) -> None:
+    def add(self, tuned: TuningResult) -> None:
         self.rates[tuned.method] = tuned.lr
         self.seen[tuned.method] = tuned.seen()
 
@@ -92,13 +92,13 @@ def tune(
     rates: Iterable[float] = RATES,
     seeds: int = 3,
     watch: Callable[[str, float, int], None] = lambda method, lr, seed: None,
-) -> Tuned:
+) -> TuningResult:
     tried, images = [], {"teach": 0, "score": 0}
     for lr in rates:
         right: list[bool] = []
         for seed in range(seeds):
             watch(settings.method, lr, seed)
-            teach, held = lessons(settings.model_copy(update={"seed": seed}))
+            teach, held = split_first_session(settings.model_copy(update={"seed": seed}))
             images = {"teach": len(teach.train), "score": len(held)}
             learner = Learner(settings.learner().model_copy(update={"lr": lr, "seed": seed}))
             try:
@@ -110,18 +110,18 @@ def tune(
             answers = [p.label for pixels in asked for p in learner.predict(pixels, top=1)]
             truth = [teach.classes[label] for label in held.labels]
             right += [a == b for a, b in zip(answers, truth, strict=True)]
-        tried.append(Tried.of(lr, sum(right), len(right)))
-    return Tuned(settings.method, chosen(tried), tried, images)
+        tried.append(Trial.of(lr, sum(right), len(right)))
+    return TuningResult(settings.method, choose_rate(tried), tried, images)
 
 
-def chosen(tried: list[Tried]) -> float:
+def choose_rate(tried: list[Trial]) -> float:
     best = max(tried, key=lambda t: t.accuracy)
     return min(t.lr for t in tried if best.accuracy - t.accuracy <= math.hypot(best.error, t.error))
 
 
-def lessons(settings: RunSettings) -> tuple[Session, Labelled]:
+def split_first_session(settings: RunSettings) -> tuple[Session, LabelledImages]:
     """Task 1's training images, four fifths of each class to teach and one to score."""
-    stream = open_stream(settings, load_backbone(settings.backbone))
+    stream = build_scenario(settings, load_backbone(settings.backbone))
     first = stream.session(0)
     teach: list[int] = []
     score: list[int] = []
@@ -136,5 +136,5 @@ def lessons(settings: RunSettings) -> tuple[Session, Labelled]:
             )
         teach += rows[:cut].tolist()
         score += rows[cut:].tolist()
-    taught, held = (first.train.only(np.array(sorted(rows))) for rows in (teach, score))
-    return Session(first.classes, first.prompts, taught, taught.none()), held
+    taught, held = (first.train.subset(np.array(sorted(rows))) for rows in (teach, score))
+    return Session(first.classes, first.prompts, taught, taught.empty()), held

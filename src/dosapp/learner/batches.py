@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dosapp.data.images import Labelled
+from dosapp.data.images import LabelledImages
 from dosapp.learner.replay import ReplayBuffer
 from dosapp.methods.base import Batch
 from dosapp.runtime.devices import to_device
@@ -34,7 +34,7 @@ class SessionBatches:
 
     def __init__(
         self,
-        train: Labelled,
+        train: LabelledImages,
         labels: Tensor,  # [N], positions in the student's classes
         settings: LearnerSettings,
         number: int,

@@ -17,7 +17,7 @@ from dosapp.backbones.clip import load_backbone
 from dosapp.backbones.pretrained import PretrainedBackbone
 from dosapp.backbones.sharded import ShardedBackbone
 from dosapp.data.base import Prompts, check_class_names
-from dosapp.data.prefetch import ahead
+from dosapp.data.prefetch import prefetch
 from dosapp.errors import InputError, unknown_name
 from dosapp.functional.named_tensors import select_prefix
 from dosapp.history.history import History
@@ -128,7 +128,7 @@ class Learner:
     def session(self, images: "Mapping[str, Images]") -> Session:
         """Pictures by class name as a session; classes that are known keep their captions."""
         pictures = {name: self.pictures(found) for name, found in images.items()}
-        made = Session.of(pictures, Prompts.of(self.settings.caption))
+        made = Session.from_images(pictures, Prompts.of(self.settings.caption))
         return replace(made, prompts={**made.prompts, **self._prompts(made.classes)})
 
     def _prompts(self, names: Sequence[str]) -> dict[str, Prompts]:
@@ -163,7 +163,7 @@ class Learner:
         def whole(step: int) -> Batch:
             return table.complete(table.read(step), step)
 
-        for step, batch in ahead(range(done, taught), table.read):
+        for step, batch in prefetch(range(done, taught), table.read):
             epoch, n = divmod(step, table.per_epoch)
             if n == 0:
                 method.begin_epoch(student, epoch, table.epoch(epoch))
@@ -481,7 +481,7 @@ class Learner:
     def _settings(cls, folder: Path, device: str) -> LearnerSettings:
         """Of the learner in a folder; settings that came later have their defaults."""
         known = {**cls._read_description(folder)["settings"], "device": device}
-        found: LearnerSettings = LearnerSettings.checked(known, str(folder))
+        found: LearnerSettings = LearnerSettings.parse(known, str(folder))
         return found
 
     def digest(self) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from dosapp.data.images import Labelled
+from dosapp.data.images import LabelledImages
 from dosapp.runtime.rng import numpy_rng, torch_rng
 
 
@@ -21,13 +21,13 @@ class ReplayBuffer:
 
     capacity: int = 0
     seed: int = 0
-    pictures: list[Tensor] = field(default_factory=list)  # one uint8 [n, 3, H, W] per session
+    images: list[Tensor] = field(default_factory=list)  # one uint8 [n, 3, H, W] per session
     labels: list[Tensor] = field(default_factory=list)  # [n], positions in student.classes
 
     def __len__(self) -> int:
         return sum(len(labels) for labels in self.labels)
 
-    def keep(self, lessons: Labelled, positions: Tensor) -> None:
+    def keep(self, lessons: LabelledImages, positions: Tensor) -> None:
         """After a session: sub-sample the old ones, add as many of the new; `positions [n]` are
         the labels of the lessons in `student.classes`."""
         if not self.capacity:
@@ -36,12 +36,12 @@ class ReplayBuffer:
         room = max(1, self.capacity // sessions)
         for n, labels in enumerate(self.labels):
             rows = self._some(len(labels), room, sessions, n)
-            self.pictures[n], self.labels[n] = self.pictures[n][rows], labels[rows]
+            self.images[n], self.labels[n] = self.images[n][rows], labels[rows]
         rows = self._some(len(lessons), room, sessions, sessions - 1)
         pixels = lessons.read(rows.numpy())
-        self.pictures.append((pixels * 255).round().to(torch.uint8))
+        self.images.append((pixels * 255).round().to(torch.uint8))
         self.labels.append(positions[rows])
-        self.pictures = self.pictures[-self.capacity :]
+        self.images = self.images[-self.capacity :]
         self.labels = self.labels[-self.capacity :]
 
     def _some(self, count: int, room: int, *when: int) -> Tensor:
@@ -56,7 +56,7 @@ class ReplayBuffer:
         rows = torch.randperm(len(self), generator=generator)[:size]
         places = [(n, k) for n, labels in enumerate(self.labels) for k in range(len(labels))]
         drawn = [places[row] for row in rows.tolist()]  # never a copy of the whole memory
-        pictures = torch.stack([self.pictures[n][k] for n, k in drawn])
+        pictures = torch.stack([self.images[n][k] for n, k in drawn])
         return pictures.float() / 255, torch.stack([self.labels[n][k] for n, k in drawn])
 
     def remove_class(self, index: int) -> None:
@@ -74,15 +74,15 @@ class ReplayBuffer:
         """Labels are -1 where the class has gone; so do the pictures, and sessions without any."""
         known = [labels >= 0 for labels in self.labels]
         left = [n for n, k in enumerate(known) if k.any()]
-        self.pictures = [self.pictures[n][known[n]] for n in left]
+        self.images = [self.images[n][known[n]] for n in left]
         self.labels = [self.labels[n][known[n]] for n in left]
 
     def state(self) -> dict[str, Tensor]:
-        return {f"pictures/{n}": p for n, p in enumerate(self.pictures)} | {
+        return {f"pictures/{n}": p for n, p in enumerate(self.images)} | {
             f"labels/{n}": labels for n, labels in enumerate(self.labels)
         }
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         count = sum(1 for name in state if name.startswith("labels/"))
-        self.pictures = [state[f"pictures/{n}"] for n in range(count)]
+        self.images = [state[f"pictures/{n}"] for n in range(count)]
         self.labels = [state[f"labels/{n}"] for n in range(count)]

@@ -40,7 +40,7 @@ class NOTE(Tent):
         generator = student.rng("reservoir", self.reservoir.offered)
         for picture, label in zip(pixels, labels.tolist(), strict=True):
             self.reservoir.offer(picture, label, generator)
-        logits = student.image_logits(torch.stack(self.reservoir.pictures))
+        logits = student.image_logits(torch.stack(self.reservoir.images))
         # The mean over images and classes, as released: entropy over C.
         return AdaptResult(labels, entropy(logits).mean() / logits.shape[1])
 

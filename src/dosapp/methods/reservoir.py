@@ -11,7 +11,7 @@ from torch import Tensor
 @dataclass
 class Reservoir:
     capacity: int
-    pictures: list[Tensor] = field(default_factory=list)  # [3, H, W] each
+    images: list[Tensor] = field(default_factory=list)  # [3, H, W] each
     labels: list[int] = field(default_factory=list)
     seen: Counter[int] = field(default_factory=Counter)  # of each class, ever
 
@@ -24,7 +24,7 @@ class Reservoir:
         of a random picture of one of those; one that is replaces its own with chance m_c / n_c."""
         self.seen[label] += 1
         if len(self.labels) < self.capacity:
-            self.pictures.append(picture.clone())
+            self.images.append(picture.clone())
             self.labels.append(label)
             return
         held = Counter(self.labels)
@@ -35,18 +35,18 @@ class Reservoir:
             largest = {label}
         places = [n for n, c in enumerate(self.labels) if c in largest]
         place = places[int(torch.randint(len(places), (), generator=generator))]
-        self.pictures[place], self.labels[place] = picture.clone(), label
+        self.images[place], self.labels[place] = picture.clone(), label
 
     def state(self) -> dict[str, Tensor]:
         if not self.labels:
             return {}
         return {
-            "pictures": torch.stack(self.pictures),
+            "pictures": torch.stack(self.images),
             "labels": torch.tensor(self.labels),
             "seen": torch.tensor(sorted(self.seen.items())),
         }
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         if "labels" in state:
-            self.pictures, self.labels = list(state["pictures"]), state["labels"].tolist()
+            self.images, self.labels = list(state["pictures"]), state["labels"].tolist()
             self.seen = Counter({int(c): int(n) for c, n in state["seen"]})

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dosapp.backbones.base import Backbone
 from dosapp.data.base import Dataset
-from dosapp.data.registry import DOMAINS, load_dataset
+from dosapp.data.registry import SYNTHETIC, load_dataset
 from dosapp.errors import InputError
 from dosapp.functional.losses import soft_cross_entropy
 from dosapp.methods.base import Batch, Method, Tensors, method_dataclass
@@ -57,10 +57,10 @@ class ZSCL(Method):
     def reads(self, net: Backbone) -> list[str]:
         """Every reference by its place, bytes and class; a set that is drawn is its name."""
         self._check_given()
-        if self.references in DOMAINS:
+        if self.references in SYNTHETIC:
             return []
         found = load_dataset(self.references, net)
-        keys = (found.train.pictures.key(row) for row in range(len(found.train.labels)))
+        keys = (found.train.images.key(row) for row in range(len(found.train.labels)))
         names = (found.prompts.caption(found.classes[n]) for n in found.train.labels)
         return [f"{key} {name}" for key, name in zip(keys, names, strict=True)]
 
@@ -79,7 +79,7 @@ class ZSCL(Method):
         found = self.looked_up(student.backbone)
         labels = found.train.labels
         rows = torch.randperm(len(labels), generator=student.rng("references"))[: self.look]
-        pixels = found.train.pictures.read(rows.numpy()).float() / 255
+        pixels = found.train.images.read(rows.numpy()).float() / 255
         names = (found.classes[labels[row]] for row in rows.tolist())
         captions = [found.prompts.caption(name) for name in names]
         scale, T = student.backbone.logit_scale, self.temperature

@@ -94,7 +94,7 @@ class Scale:
             raise unknown_name("scale", name, known)
         return cls(name, **read_yaml(PAPER / "scales" / f"{name}.yaml"))
 
-    def stand_ins(self, data: Sequence[str]) -> Sequence[str]:
+    def datasets(self, data: Sequence[str]) -> Sequence[str]:
         """The datasets that are run; at the paper's scale, the paper's."""
         if not self.data:
             return data
@@ -103,10 +103,10 @@ class Scale:
     def rows(self, table: Table) -> Iterator[tuple[Row, str]]:
         """Every row on every dataset."""
         for row in table.rows:
-            for data in self.stand_ins(table.data):
+            for data in self.datasets(table.data):
                 yield row, data
 
-    def lacks(self, row: Row) -> str:
+    def missing_input(self, row: Row) -> str:
         """What has to be given before a row can be run."""
         if "references" not in row.run.get("options", {}) or self.references:
             return ""
@@ -127,7 +127,7 @@ class Scale:
         if "references" in values.get("options", {}):
             values["options"] = {**values["options"], "references": self.references}
         seeds = seed_list(self.seeds)
-        return [RunSettings.checked({**values, "seed": seed}) for seed in seeds]
+        return [RunSettings.parse({**values, "seed": seed}) for seed in seeds]
 
 
 def runs(names: Sequence[str], scale: Scale) -> list[RunSettings]:
@@ -135,15 +135,15 @@ def runs(names: Sequence[str], scale: Scale) -> list[RunSettings]:
     found: dict[str, RunSettings] = {}
     for name in names:
         for row, data in scale.rows(table(name)):
-            if table(name).kind != "time" and not scale.lacks(row):
+            if table(name).kind != "time" and not scale.missing_input(row):
                 found |= {one.model_dump_json(): one for one in scale.runs(row, data)}
     return sorted(found.values(), key=lambda one: one.seed)
 
 
-def timed(scale: Scale) -> dict[str, RunSettings]:
+def timed_runs(scale: Scale) -> dict[str, RunSettings]:
     """The runs whose sessions take turns in the table of seconds, by row."""
     known = table("time")
-    data = scale.stand_ins(known.data)[0]
+    data = scale.datasets(known.data)[0]
     return {row.name: scale.runs(row, data)[0] for row in known.rows}
 
 

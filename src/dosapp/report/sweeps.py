@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dosapp.errors import InputError
-from dosapp.experiments.result import Result, settings_of
+from dosapp.experiments.result import Result, full_settings
 from dosapp.methods.registry import build_method
 from dosapp.report.tables import Row
 
@@ -39,7 +39,7 @@ def sweeps(rows: Sequence[Row]) -> Iterator[Sweep]:
 
 def _said(result: Result) -> dict[str, Any]:
     """All settings, the method's own with their defaults."""
-    said = settings_of(result)
+    said = full_settings(result)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # odd values were noted when the run was planned
         try:

@@ -13,10 +13,10 @@ from dosapp.errors import InputError, unknown_name
 from dosapp.experiments.plan import title
 from dosapp.experiments.result import (
     Result,
-    same_definitions,
-    same_questions,
-    same_stream,
-    settings_of,
+    check_comparable,
+    check_paired,
+    check_same_definitions,
+    full_settings,
 )
 from dosapp.methods.base import Ability
 from dosapp.methods.registry import METHODS
@@ -82,10 +82,10 @@ def rows(results: Iterable[Result]) -> list[Row]:
     results = list(results)
     sets = list(dict.fromkeys(result.stream["name"] for result in results))
     results.sort(key=lambda result: sets.index(result.stream["name"]))
-    same_definitions(results)
+    check_same_definitions(results)
     groups: dict[str, dict[int, Result]] = {}
     for result in results:
-        rest = {k: v for k, v in settings_of(result).items() if k != "seed"}
+        rest = {k: v for k, v in full_settings(result).items() if k != "seed"}
         group = groups.setdefault(json.dumps(rest, sort_keys=True), {})
         other = group.setdefault(result.settings["seed"], result)
         if other.key != result.key:
@@ -94,7 +94,7 @@ def rows(results: Iterable[Result]) -> list[Row]:
                 "data, weights or defaults; report one of them"
             )
     for name in sets:
-        same_questions([result for result in results if result.stream["name"] == name])
+        check_comparable([result for result in results if result.stream["name"] == name])
     firsts = [next(iter(group.values())) for group in groups.values()]
     return [
         Row(
@@ -116,10 +116,11 @@ def _difference(one: Result, others: Sequence[Result]) -> str:
     namesakes = [other for other in others if other.label == one.label]
     differ = [
         _said(key, value)
-        for key, value in settings_of(one).items()
+        for key, value in full_settings(one).items()
         if key not in ("seed", "data", "options")
         and any(
-            settings_of(f)[key] != value for f in (others if key in ASKED and value else namesakes)
+            full_settings(f)[key] != value
+            for f in (others if key in ASKED and value else namesakes)
         )
     ]
     differ = [words for words in differ if words]
@@ -209,7 +210,7 @@ def paired(table: Sequence[Row], against: str) -> str:
         if row.name == against or not both:
             continue
         for result in both:
-            same_stream(result, reference[result.settings["seed"]])
+            check_paired(result, reference[result.settings["seed"]])
         cells = []
         for metric in COLUMNS:
             pairs = [

@@ -60,7 +60,7 @@ class Client:
         found: dict[str, Any] = self._ask("GET", "/status")
         return found
 
-    # Teaching
+    # LearningService
 
     def learn(
         self,

@@ -27,26 +27,26 @@ from starlette.types import ASGIApp, Message, Receive, Scope
 from torch import Tensor
 
 from dosapp.errors import InputError
-from dosapp.experiments.ray_cluster import joined
+from dosapp.experiments.ray_cluster import ray_cluster
 from dosapp.learner.learner import Prediction
 from dosapp.runtime.files import lock_folder
 from dosapp.service.guards import Canary
-from dosapp.service.http.app import build
+from dosapp.service.http.app import build_app
 from dosapp.service.reader import Answer
-from dosapp.service.service import Replica, Service, at_work, opened
+from dosapp.service.service import Replica, Service, open_service, running
 from dosapp.service.settings import ServiceSettings, check_learner
-from dosapp.settings import Checked
+from dosapp.settings import Settings
 
 PATIENCE = 30.0  # seconds to wait for the folder
 GRACE = 50.0  # seconds an actor has to answer and save; `serve.delete` waits for sixty
 OWN = ("/", "/predict", "/classes", "/versions", "/health", "/ready", "/docs", "/openapi.json")
 FIELDS = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string")
 MORE = ("root_path", "headers", "client", "server")  # of a scope; what else is in it stays here
-Said = tuple[int, list[tuple[bytes, bytes]], bytes]  # status, headers, body
+RawResponse = tuple[int, list[tuple[bytes, bytes]], bytes]  # status, headers, body
 Offer = Callable[[Tensor, list[Prediction]], None]
 
 
-class Fleet(Checked):
+class Fleet(Settings):
     """What `serve run dosapp.service.fleet:application` is given, as `name=value` or in YAML."""
 
     folder: Path = Field(description="a learner's folder that every node can see")
@@ -81,7 +81,7 @@ class Serving:
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.5)
-        self.app = build(self.service)
+        self.app = build_app(self.service)
 
     def check_health(self) -> None:
         """Ray asks; an error makes it start another."""
@@ -95,9 +95,9 @@ class Serving:
 
 class Writing(Serving):
     def __init__(self, folder: Path, settings: ServiceSettings, canary: Canary | None) -> None:
-        super().__init__(lambda: opened(folder, settings, canary=canary))
+        super().__init__(lambda: open_service(folder, settings, canary=canary))
 
-    async def answer(self, scope: Scope, body: bytes) -> Said:
+    async def answer(self, scope: Scope, body: bytes) -> RawResponse:
         """A request that came to a reader."""
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -115,7 +115,7 @@ class Reading(Serving):
     def __init__(self, folder: Path, settings: ServiceSettings, writer: Any) -> None:
         self._writer = writer
         self._offers: set[asyncio.Task[None]] = set()
-        super().__init__(lambda: at_work(Following(folder, settings, self._offer)))
+        super().__init__(lambda: running(Following(folder, settings, self._offer)))
 
     async def __call__(self, request: Request) -> Response:
         path = request.scope["path"]
@@ -150,7 +150,7 @@ class Reading(Serving):
             warnings.warn(f"pictures were not learned from ({error})", stacklevel=1)
 
 
-async def said(app: ASGIApp, scope: Scope, receive: Receive) -> Said:
+async def said(app: ASGIApp, scope: Scope, receive: Receive) -> RawResponse:
     """What an app answers, whole."""
     status, headers, body = 500, [], b""
 
@@ -165,7 +165,7 @@ async def said(app: ASGIApp, scope: Scope, receive: Receive) -> Said:
     return status, headers, body
 
 
-def response(said: Said) -> Response:
+def response(said: RawResponse) -> Response:
     status, headers, body = said
     found = Response(body, status)
     found.raw_headers = headers
@@ -196,7 +196,7 @@ def deployed(fleet: Fleet, host: str, port: int, canary: Canary | None = None) -
     check_learner(fleet.folder)
     with lock_folder(fleet.folder):
         pass  # or one sentence here, not a traceback from an actor
-    with joined(fleet.replicas + 1, "--replicas"):
+    with ray_cluster(fleet.replicas + 1, "--replicas"):
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.start(http_options={"host": host, "port": port})
         try:

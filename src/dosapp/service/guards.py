@@ -47,7 +47,7 @@ class Signals:
         counts = self.histogram()
         return {
             "histogram": counts,
-            "skew": skew_of(counts, classes),
+            "skew": label_skew(counts, classes),
             "disagreement": _mean(tuple(self.disagreement)),
             "confidence": _mean(tuple(self.confidence)),
             "drift": self.drift,
@@ -88,7 +88,7 @@ class Guard:
 
     def trusts(self, labels: Sequence[str], classes: int) -> bool:
         """Whether a batch may be learned from, by what was answered about it."""
-        return len(labels) > 1 and skew_of(Counter(labels), classes) <= self.settings.skew
+        return len(labels) > 1 and label_skew(Counter(labels), classes) <= self.settings.skew
 
     def against_interval(
         self, disagreement: float, before: float | None, after: float | None
@@ -108,7 +108,7 @@ class Guard:
         return None
 
 
-def skew_of(counts: "Counter[str] | dict[str, int]", classes: int) -> float:
+def label_skew(counts: "Counter[str] | dict[str, int]", classes: int) -> float:
     filled = list(counts.values())
     return class_skew(torch.tensor(filled + [0] * max(0, classes - len(filled)), dtype=torch.float))
 

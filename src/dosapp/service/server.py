@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dosapp.errors import InputError
-from dosapp.experiments.plan import open_stream
+from dosapp.experiments.plan import build_scenario
 from dosapp.learner.learner import Learner
 from dosapp.service.guards import Canary
-from dosapp.service.service import opened
+from dosapp.service.service import open_service
 from dosapp.service.settings import ServiceSettings, check_learner, is_loopback
 from dosapp.service.tokens import Tokens
 from dosapp.settings import LearnerSettings, RunSettings
@@ -48,19 +48,19 @@ def serve(
             return
         import uvicorn
 
-        from dosapp.service.http.app import build
+        from dosapp.service.http.app import build_app
     except ImportError as error:
         extras = "serve,ray" if replicas else "serve"
         raise InputError(
             f"serving needs more packages ({error}); pip install 'dosapp[{extras}]'"
         ) from error
     _end_politely()  # after uvicorn has had its turn
-    with opened(folder, settings, follow=follow, canary=canary) as service:
+    with open_service(folder, settings, follow=follow, canary=canary) as service:
         kind = "a replica of " if follow else ""
         watch(f"{kind}{folder}: version {service.version}, {len(service.classes)} classes")
         try:
             uvicorn.run(
-                build(service),
+                build_app(service),
                 host=host,
                 port=port,
                 log_level="warning",
@@ -78,10 +78,10 @@ def _end_politely() -> None:
 
 def demo(folder: Path) -> Canary:
     """A learner of ten shapes, if the folder has none yet, and pictures to watch it with."""
-    settings: RunSettings = RunSettings.checked(DEMO)
+    settings: RunSettings = RunSettings.parse(DEMO)
     fresh = not (folder / "learner.json").exists()
     learner = Learner(LearnerSettings(rivals=True)) if fresh else Learner.open(folder)
-    stream = open_stream(settings, learner.student.backbone)
+    stream = build_scenario(settings, learner.student.backbone)
     if fresh:
         learner.learn(stream.session(0))
         learner.save(folder, "taught ten shapes for the demo")

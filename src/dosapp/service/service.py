@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dosapp.data.folder import found_in, part
+from dosapp.data.folder import find_images, make_split
 from dosapp.errors import InputError
 from dosapp.history.history import History
 from dosapp.learner.learner import Learner, load_latest
@@ -130,7 +130,7 @@ class Service:
         raise self._refuse()
 
 
-class Teaching(Service):
+class LearningService(Service):
     """The service that owns the folder."""
 
     def __init__(
@@ -156,7 +156,7 @@ class Teaching(Service):
             self.history.checkpoint(learner.state(), learner.working_state())
         self.uploads = Uploads(learner, s)
         if canary is None and s.canary is not None:
-            self.canary = canary_in(s.canary, self.uploads)
+            self.canary = load_canary(s.canary, self.uploads)
         if not self.history.head:
             self.history.commit(learner.state(), "the service began")
             self.history.checkpoint(learner.state(), learner.working_state())
@@ -361,7 +361,7 @@ class Replica(Service):
 
 
 @contextlib.contextmanager
-def opened(
+def open_service(
     folder: Path,
     settings: ServiceSettings | None = None,
     *,
@@ -371,13 +371,13 @@ def opened(
     """A service at work; a folder has one writer, and as many replicas as one likes."""
     check_learner(folder)
     with contextlib.nullcontext() if follow else lock_folder(folder):
-        service = Replica(folder, settings) if follow else Teaching(folder, settings, canary)
-        with at_work(service):
+        service = Replica(folder, settings) if follow else LearningService(folder, settings, canary)
+        with running(service):
             yield service
 
 
 @contextlib.contextmanager
-def at_work(service: Service) -> Iterator[Service]:
+def running(service: Service) -> Iterator[Service]:
     service.start()
     try:
         yield service
@@ -385,11 +385,11 @@ def at_work(service: Service) -> Iterator[Service]:
         service.close()
 
 
-def canary_in(place: Path, uploads: Uploads) -> Canary:
+def load_canary(place: Path, uploads: Uploads) -> Canary:
     """Every picture of class folders (train and test alike: nothing of it is ever taught)."""
-    train, test = found_in(place)
+    train, test = find_images(place)
     found = train + test
     names = sorted({name for _, name in found})
-    listing = part(found, names, place, uploads.prepare)
+    listing = make_split(found, names, place, uploads.prepare)
     pictures = torch.stack([listing.source.decode(row) for row in range(len(found))])
     return Canary(pictures, [names[n].replace("_", " ") for n in listing.labels])

@@ -6,10 +6,10 @@ from pathlib import Path
 from pydantic import Field
 
 from dosapp.errors import InputError
-from dosapp.settings import Checked
+from dosapp.settings import Settings
 
 
-class ServiceSettings(Checked):
+class ServiceSettings(Settings):
     """How a learner is served, and how far its own stream is trusted."""
 
     batch: int = Field(32, ge=1, description="pictures answered at once")

@@ -22,7 +22,7 @@ class Caller:
         return self.role in (role, "teach")
 
 
-ANYBODY = Caller("anybody", "teach")  # on the loopback of a service without tokens
+LOCAL_CALLER = Caller("anybody", "teach")  # on the loopback of a service without tokens
 
 
 class Tokens:

@@ -15,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from dosapp.data.base import check_class_names
-from dosapp.data.files import SUFFIXES, tree, unwrapped
+from dosapp.data.files import SUFFIXES, list_files, strip_outer_folder
 from dosapp.errors import InputError
 from dosapp.learner.learner import Learner
 from dosapp.service.settings import ServiceSettings
@@ -147,7 +147,7 @@ class Uploads:
             raise InputError(f"there is no folder '{name[:80]}' among the lessons") from error
         if not inside:
             raise InputError(f"there is no folder '{name[:80]}' among the lessons")
-        found = unwrapped(tree(place))
+        found = strip_outer_folder(list_files(place))
         pictures = {n: p for n, p in found.items() if p.suffix in SUFFIXES and "/" in n}
         self._check_count(len(pictures), self.settings.lesson_images)
         if any(not p.path.resolve().is_relative_to(root.resolve()) for p in pictures.values()):

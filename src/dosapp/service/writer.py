@@ -71,7 +71,7 @@ BREATH = 0.02  # seconds between two looks whether answers still wait
 
 
 @dataclass(frozen=True)
-class Seen:
+class StreamSample:
     """A picture of the stream, and what was answered about it."""
 
     pixels: Tensor  # uint8 [3, H, W]
@@ -107,12 +107,14 @@ class Writer:
         self._publish = publish
         self._good = self._now()  # what is returned to
         self._number = history.head
-        self._steps: list[float] = []  # on the stream, not judged yet: how far experts differed
-        self._owed: list[float] = []  # judged good, and not in a version for want of room
+        self._steps: list[
+            float
+        ] = []  # on the stream, not judge_claim yet: how far experts differed
+        self._owed: list[float] = []  # judge_claim good, and not in a version for want of room
         self._changed = time.monotonic()
         self._session_canary = self._right()
         self._session_weights = _answering(learner)
-        self._stream: deque[Seen] = deque()
+        self._stream: deque[StreamSample] = deque()
         self._orders: deque[tuple[Callable[[], None], Future[Any]]] = deque()
         self._turn = threading.Condition()  # of a lock that its holder may take again
         self._closing = False
@@ -140,7 +142,7 @@ class Writer:
         with self._turn:
             room = max(0, self.settings.queue - len(self._stream))
             for picture, answer in itertools.islice(zip(pixels, answers, strict=True), room):
-                self._stream.append(Seen(picture, answer.label, answer.score, now))
+                self._stream.append(StreamSample(picture, answer.label, answer.score, now))
             taken = min(room, len(answers))
             self.signals.skipped += len(answers) - taken
             self._turn.notify()
@@ -316,7 +318,7 @@ class Writer:
             traceback.print_exc()
             self._return()
 
-    def _batch(self) -> list[Seen] | None:
+    def _batch(self) -> list[StreamSample] | None:
         """A full batch, or what there is when the first of it has waited long enough; none while
         answers wait."""
         size, waiting = self.settings.adapt_batch, self._stream
@@ -346,7 +348,7 @@ class Writer:
 
     # The stream
 
-    def adapt(self, batch: list[Seen]) -> None:
+    def adapt(self, batch: list[StreamSample]) -> None:
         signals = self.signals
         if self.frozen:
             signals.skipped += len(batch)

@@ -1,6 +1,6 @@
 """The paper's five datasets, by name: class names, orders and prompts are files in `sets/`.
 
-Pictures come from a local copy (`--data-dir`: the official release, class folders, or a tar of
+ImageArray come from a local copy (`--data-dir`: the official release, class folders, or a tar of
 them) or, without one, from the hub through the `datasets` package. What is found is held to what
 the release has: other classes are an error, another number of pictures is a note.
 """
@@ -19,19 +19,19 @@ import numpy as np
 import yaml
 
 from dosapp.data.base import Listed, Listing, Prompts
-from dosapp.data.files import Files, Prepare, Tree, tree
-from dosapp.data.folder import found_in, part
+from dosapp.data.files import FileImages, FileTree, Prepare, list_files
+from dosapp.data.folder import find_images, make_split
 from dosapp.data.paper_sets.releases import RELEASES, plain
 from dosapp.errors import InputError
 
 SETS = Path(__file__).parent
-KNOWN = tuple(sorted(file.stem for file in SETS.glob("*.yaml")))
+PAPER_DATASETS = tuple(sorted(file.stem for file in SETS.glob("*.yaml")))
 
 
 @dataclass(frozen=True)
-class Known:
+class PaperDataset:
     name: str
-    idea: str
+    description: str
     shuffle: int
     caption: str
     templates: Sequence[str]
@@ -42,7 +42,7 @@ class Known:
     copies: Sequence[Mapping[str, Any]] = ()  # others than the release: what files they have
 
     @classmethod
-    def named(cls, name: str) -> "Known":
+    def named(cls, name: str) -> "PaperDataset":
         return cls(name, **yaml.safe_load((SETS / f"{name}.yaml").read_text()))
 
     @property
@@ -85,7 +85,7 @@ class Known:
             )
 
     def dataset(self, train: Listing, test: Listing, where: str) -> Listed:
-        """Checked against the release, with classes in the order in which they are taught."""
+        """Settings against the release, with classes in the order in which they are taught."""
         self._check_stranger(train, test, where)
         for split, have in (("train", train), ("test", test)):
             counts = np.bincount(have.labels, minlength=len(self.classes))
@@ -118,7 +118,7 @@ class Known:
     def _check_stranger(self, train: Listing, test: Listing, where: str) -> None:
         """Numbered folders fit any dataset; a copy we know by its files fits its own."""
         found = file_list(train, test)
-        for other in (Known.named(name) for name in KNOWN if name != self.name):
+        for other in (PaperDataset.named(name) for name in PAPER_DATASETS if name != self.name):
             for copy in other.copies:
                 if found == copy["files"]:
                     raise InputError(f"'{where}' is {other.name} ({copy['name']}), not {self.name}")
@@ -171,7 +171,7 @@ def class_lists(train: Listing, test: Listing) -> list[str]:
 def _lines(train: Listing, test: Listing) -> list[tuple[int, str]]:
     lines = []
     for split, half in (("train", train), ("test", test)):
-        if not isinstance(half.source, Files):
+        if not isinstance(half.source, FileImages):
             return []
         names = [Path(place.member or place.path).name for place in half.source.places]
         lines += [
@@ -184,16 +184,16 @@ def _checksum(lines: list[str]) -> str:
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
-def known_data(name: str, place: Path, prepare: Prepare) -> Listed:
+def load_local_copy(name: str, place: Path, prepare: Prepare) -> Listed:
     """A local copy: `place` itself, or NAME or NAME.tar in it."""
-    known = Known.named(name)
+    known = PaperDataset.named(name)
     if not place.exists():
         raise InputError(f"data folder '{place}' does not exist; --data-dir takes a copy of {name}")
     for inside in (place / f"{name}.tar", place / name):
         if inside.exists():
             place = inside
             break
-    names = tree(place) if place.is_dir() or place.suffix == ".tar" else {}
+    names = list_files(place) if place.is_dir() or place.suffix == ".tar" else {}
     try:
         released = RELEASES[name](names, known.classes, prepare)
     except (KeyError, ValueError, IndexError) as error:
@@ -202,20 +202,20 @@ def known_data(name: str, place: Path, prepare: Prepare) -> Listed:
         ) from error
     if released is not None:
         return known.dataset(*released, str(place))
-    train, test = found_in(place)
+    train, test = find_images(place)
     if (given := class_names(names)) is not None:
         known.check_names(given, str(place))
     said = known.labels(sorted({label for _, label in train + test}), str(place))
     root = place if place.is_dir() else place.parent
     classes = list(known.classes)
     taught, asked = (
-        part([(picture, said[label]) for picture, label in half], classes, root, prepare)
+        make_split([(picture, said[label]) for picture, label in half], classes, root, prepare)
         for half in (train, test)
     )
     return known.dataset(taught, asked, str(place))
 
 
-def class_names(names: Tree) -> list[str] | None:
+def class_names(names: FileTree) -> list[str] | None:
     """Of a `classes.json` that came with the pictures: names in label order."""
     file = next((p for n, p in names.items() if Path(n).name == "classes.json"), None)
     if file is None:
@@ -229,14 +229,14 @@ def class_names(names: Tree) -> list[str] | None:
     return said
 
 
-def described() -> dict[str, dict[str, Any]]:
+def describe_datasets() -> dict[str, dict[str, Any]]:
     """For `dosapp datasets`."""
     found = {}
-    for name in KNOWN:
-        known = Known.named(name)
+    for name in PAPER_DATASETS:
+        known = PaperDataset.named(name)
         found[name] = {
             "classes": len(known.classes),
-            "idea": known.idea,
+            "idea": known.description,
             "images": dict(known.images),
             "hub": dict(known.hub),
         }

@@ -16,12 +16,12 @@ from PIL import Image
 from torch import Tensor
 
 from dosapp.data.base import Listing
-from dosapp.data.files import SUFFIXES, Place, Prepare, Tree
-from dosapp.data.folder import Found, part
+from dosapp.data.files import SUFFIXES, FileRef, FileTree, Prepare
+from dosapp.data.folder import LabelledFiles, make_split
 from dosapp.errors import InputError
 
-Parts = tuple[Listing, Listing]
-Release = Callable[[Tree, Sequence[str], Prepare], Parts | None]
+Splits = tuple[Listing, Listing]
+Release = Callable[[FileTree, Sequence[str], Prepare], Splits | None]
 
 
 def plain(name: str) -> str:
@@ -29,32 +29,32 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", re.sub(r"^\d+\.", "", name.lower()))
 
 
-def _at(names: Tree, ending: str) -> Place | None:
+def _at(names: FileTree, ending: str) -> FileRef | None:
     return next((p for n, p in names.items() if n == ending or n.endswith("/" + ending)), None)
 
 
-def _lines(place: Place) -> list[str]:
+def _lines(place: FileRef) -> list[str]:
     return [line.strip() for line in place.read().decode().splitlines() if line.strip()]
 
 
 def _parts(
-    halves: Sequence[list[tuple[Place, int]]], classes: Sequence[str], prepare: Prepare
-) -> Parts:
+    halves: Sequence[list[tuple[FileRef, int]]], classes: Sequence[str], prepare: Prepare
+) -> Splits:
     labels, made = [str(n) for n in range(len(classes))], []
     for half in halves:
         for place, label in half:
             _check(label, classes, place)
-        files: Found = [(place, str(label)) for place, label in half]
-        made.append(part(files, labels, half[0][0].path.parent, prepare))
+        files: LabelledFiles = [(place, str(label)) for place, label in half]
+        made.append(make_split(files, labels, half[0][0].path.parent, prepare))
     return made[0], made[1]
 
 
-def _check(label: int, classes: Sequence[str], place: Place) -> None:
+def _check(label: int, classes: Sequence[str], place: FileRef) -> None:
     if not 0 <= label < len(classes):
         raise InputError(f"'{place}' has a label beyond the {len(classes)} classes of the release")
 
 
-def aircraft(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
+def aircraft(names: FileTree, classes: Sequence[str], prepare: Prepare) -> Splits | None:
     """FGVC-Aircraft: `images_variant_{trainval,test}.txt` beside `images/`."""
     lists = [_at(names, f"images_variant_{split}.txt") for split in ("trainval", "test")]
     if None in lists:
@@ -71,7 +71,7 @@ def aircraft(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | N
     return _parts(halves, classes, prepare)
 
 
-def cub(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
+def cub(names: FileTree, classes: Sequence[str], prepare: Prepare) -> Splits | None:
     """CUB-200-2011: three lists by picture number."""
     wanted = ("images.txt", "image_class_labels.txt", "train_test_split.txt")
     lists = [_at(names, name) for name in wanted]
@@ -80,13 +80,13 @@ def cub(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
     tables = [dict(line.split() for line in _lines(p)) for p in lists if p is not None]
     paths, labels, taught = tables
     ends = {"/".join(n.split("/")[-2:]): p for n, p in names.items()}
-    halves: list[list[tuple[Place, int]]] = [[], []]
+    halves: list[list[tuple[FileRef, int]]] = [[], []]
     for number, path in paths.items():
         halves[taught[number] == "0"].append((ends[path], int(labels[number]) - 1))
     return _parts(halves, classes, prepare)
 
 
-def gtsrb(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
+def gtsrb(names: FileTree, classes: Sequence[str], prepare: Prepare) -> Splits | None:
     """GTSRB: numbered training folders, and a CSV for the final test.
 
     `Training/` (GTSRB-Training_fixed.zip, torchvision's, 26,640 pictures) is the release we hold
@@ -106,7 +106,7 @@ def gtsrb(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None
     return _parts([train, test], classes, prepare)
 
 
-def cars(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
+def cars(names: FileTree, classes: Sequence[str], prepare: Prepare) -> Splits | None:
     """Stanford Cars: two MATLAB files of annotations beside `cars_train` and `cars_test`."""
     lists = [_at(names, f"cars_{end}.mat") for end in ("train_annos", "test_annos_withlabels")]
     if None in lists:
@@ -124,7 +124,7 @@ def cars(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
     return _parts(halves, classes, prepare)
 
 
-def cifar100(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | None:
+def cifar100(names: FileTree, classes: Sequence[str], prepare: Prepare) -> Splits | None:
     """CIFAR-100, the binary version: 1 + 1 + 3072 bytes a picture. (The Python version is a
     pickle, which could execute anything.)"""
     files = [_at(names, f"{split}.bin") for split in ("train", "test")]
@@ -140,14 +140,14 @@ def cifar100(names: Tree, classes: Sequence[str], prepare: Prepare) -> Parts | N
             raise InputError(f"'{place}' is not CIFAR-100's binary version; its size is {len(raw)}")
         raw = raw.reshape(-1, 3074)  # coarse label, fine label, pixels
         _check(int(raw[:, 1].max(initial=0)), classes, place)
-        source = Raw(raw[:, 2:].reshape(-1, 3, 32, 32), Path(str(place)).stem, prepare)
+        source = ArrayImages(raw[:, 2:].reshape(-1, 3, 32, 32), Path(str(place)).stem, prepare)
         parts.append(Listing(source, raw[:, 1].astype(np.int64)))
     return parts[0], parts[1]
 
 
 @dataclass(frozen=True)
-class Raw:
-    """Pictures that were never encoded, `uint8 [N, 3, H, W]`, prepared when they are decoded."""
+class ArrayImages:
+    """ImageArray that were never encoded, `uint8 [N, 3, H, W]`, prepared when they are decoded."""
 
     pixels: np.ndarray
     title: str
@@ -166,7 +166,7 @@ class Raw:
     def identity(self) -> list[str]:
         return [self.title, hashlib.sha256(self.pixels.tobytes()).hexdigest()]
 
-    def only(self, rows: Sequence[int]) -> "Raw":
+    def subset(self, rows: Sequence[int]) -> "ArrayImages":
         return replace(self, pixels=self.pixels[list(rows)])
 
 

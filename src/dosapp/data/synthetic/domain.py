@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dosapp.data.base import Control, Dataset, Part, Prompts
-from dosapp.data.images import InMemory
+from dosapp.data.base import Control, Dataset, Prompts, Split
+from dosapp.data.images import InMemoryImages
 from dosapp.data.synthetic.drawing import Style
 from dosapp.runtime.rng import torch_rng
 
@@ -20,17 +20,17 @@ Draw = Callable[[list[str], int, Style, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class Domain:
-    """A world of compositions: the `studio` look pretrains, the `field` look is the benchmark."""
+    """A world of compositions: the `pretraining_style` look pretrains, the `field` look is the benchmark."""
 
     name: str
-    idea: str
+    description: str
     compositions: list[str]
     draw: Draw
     pretraining: int
     benchmark: int
     control: int
-    studio: Style
-    field: Style
+    pretraining_style: Style
+    benchmark_style: Style
 
     @cached_property
     def shuffled(self) -> list[str]:
@@ -63,18 +63,18 @@ class Domain:
             control=Control(tuple(control), self._part(control, 10, pixels, "control")),
         )
 
-    def _part(self, names: list[str], count: int, pixels: int, split: str) -> Part:
+    def _part(self, names: list[str], count: int, pixels: int, split: str) -> Split:
         key = (self.name, split, count, pixels)
         if key not in _DRAWN:
             _DRAWN[key] = self._drawn(names, count, pixels, split)
         return _DRAWN[key]
 
-    def _drawn(self, names: list[str], count: int, pixels: int, split: str) -> Part:
+    def _drawn(self, names: list[str], count: int, pixels: int, split: str) -> Split:
         labels = np.repeat(np.arange(len(names)), count)
         seed = torch_rng(self.name, split)
-        pictures = self.draw([names[i] for i in labels], pixels, self.field, seed)
+        pictures = self.draw([names[i] for i in labels], pixels, self.benchmark_style, seed)
         look = hashlib.sha256(pictures.numpy().data).hexdigest()[:8]  # a new look, a new stream
-        return Part(InMemory(pictures, f"{self.name}-{pixels}px-{look}/{split}"), labels)
+        return Split(InMemoryImages(pictures, f"{self.name}-{pixels}px-{look}/{split}"), labels)
 
 
-_DRAWN: dict[tuple[str, str, int, int], Part] = {}  # drawing takes seconds, and never differs
+_DRAWN: dict[tuple[str, str, int, int], Split] = {}  # drawing takes seconds, and never differs

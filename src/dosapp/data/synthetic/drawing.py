@@ -1,4 +1,4 @@
-"""Pictures from formulas: outlines as signed distances, textures as waves, then light and noise.
+"""ImageArray from formulas: outlines as signed distances, textures as waves, then light and noise.
 
 Everything works on a batch: `u` and `v` are `[N, H, W]` coordinates in the frame of the figure
 (the figure fills the unit disc), and an outline is negative inside, positive outside.
@@ -139,7 +139,9 @@ class Canvas:
         return (picture.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
-def choose(outlines: Mapping[str, Outline], which: list[str], u: Tensor, v: Tensor) -> Tensor:
+def select_outlines(
+    outlines: Mapping[str, Outline], which: list[str], u: Tensor, v: Tensor
+) -> Tensor:
     """The outline each picture asks for by name, `[N, H, W]`."""
     result = torch.empty_like(u)
     for name in sorted(set(which)):

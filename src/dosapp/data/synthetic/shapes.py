@@ -18,13 +18,13 @@ from dosapp.data.synthetic.drawing import (
     Style,
     arrow,
     box,
-    choose,
     crescent,
     cross,
     disc,
     heart,
     polygon,
     ring,
+    select_outlines,
     star,
 )
 
@@ -66,7 +66,7 @@ def draw(names: list[str], pixels: int, style: Style, generator: torch.Generator
     """One picture for each name, `uint8 [N, 3, H, W]`."""
     colours, textures, figures = zip(*(name.split() for name in names), strict=True)
     canvas = Canvas(len(names), pixels, style, generator)
-    outline = choose(FIGURES, list(figures), canvas.u, canvas.v)
+    outline = select_outlines(FIGURES, list(figures), canvas.u, canvas.v)
     bright = torch.empty_like(outline)
     for texture in sorted(set(textures)):
         rows = torch.tensor([i for i, t in enumerate(textures) if t == texture])
@@ -77,12 +77,14 @@ def draw(names: list[str], pixels: int, style: Style, generator: torch.Generator
 
 SHAPES = Domain(
     name="shapes",
-    idea="coloured, textured figures; class names are compositions of words",
+    description="coloured, textured figures; class names are compositions of words",
     compositions=[f"{c} {t} {f}" for c in COLOURS for t in TEXTURES for f in FIGURES],
     draw=draw,
     pretraining=300,
     benchmark=100,
     control=50,
-    studio=Style(),
-    field=Style(noise=(0.0, 0.15), contrast=(0.6, 1.0), light=(1.0, 0.78, 0.55), clutter=0.12),
+    pretraining_style=Style(),
+    benchmark_style=Style(
+        noise=(0.0, 0.15), contrast=(0.6, 1.0), light=(1.0, 0.78, 0.55), clutter=0.12
+    ),
 )

@@ -14,10 +14,10 @@ from dosapp.data.synthetic.drawing import (
     arrow,
     bar,
     box,
-    choose,
     cross,
     disc,
     polygon,
+    select_outlines,
 )
 
 BORDERS = ["red", "blue", "yellow", "green", "black"]
@@ -55,25 +55,25 @@ def draw(names: list[str], pixels: int, style: Style, generator: torch.Generator
         plates.append(plate)
         pictograms.append(rest.removeprefix("sign with a "))
     canvas = Canvas(len(names), pixels, style, generator)
-    shape = choose(PLATES, plates, canvas.u, canvas.v)
+    shape = select_outlines(PLATES, plates, canvas.u, canvas.v)
     colour = torch.tensor([RGB[b] for b in borders])
     canvas.paint(shape, colour)
     canvas.paint(shape + 0.2, torch.tensor(RGB["white"]).expand(len(names), 3))
-    inside = choose(PICTOGRAMS, pictograms, canvas.u * 2.1, canvas.v * 2.1 - 0.1)
+    inside = select_outlines(PICTOGRAMS, pictograms, canvas.u * 2.1, canvas.v * 2.1 - 0.1)
     canvas.paint(inside.clamp(min=-1) / 2.1, torch.tensor(RGB["black"]).expand(len(names), 3))
     return canvas.finish()
 
 
 SIGNS = Domain(
     name="signs",
-    idea="road-sign-like plates with borders and pictograms: a domain shift after shapes",
+    description="road-sign-like plates with borders and pictograms: a domain shift after shapes",
     compositions=[f"{b} {p} sign with a {g}" for b in BORDERS for p in PLATES for g in PICTOGRAMS],
     draw=draw,
     pretraining=80,
     benchmark=100,
     control=20,
-    studio=Style(size=(0.36, 0.48), turn=0.12),
-    field=Style(
+    pretraining_style=Style(size=(0.36, 0.48), turn=0.12),
+    benchmark_style=Style(
         noise=(0.05, 0.15),
         contrast=(0.5, 0.9),
         light=(0.75, 0.88, 1.0),

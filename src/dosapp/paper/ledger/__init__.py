@@ -16,20 +16,22 @@ from dosapp.paper.reproduce import Scale, table
 from dosapp.runtime.files import read_json, write_bytes, write_json
 
 
-def opened(names: Sequence[str], scale: Scale, folder: Path, measure: bool = False) -> list[Ledger]:
+def open_ledgers(
+    names: Sequence[str], scale: Scale, folder: Path, measure: bool = False
+) -> list[Ledger]:
     """The ledgers of some tables, each result read once."""
     read: dict[str, Result | None] = {}
     kinds = [TimeLedger if table(name).kind == "time" else Ledger for name in names]
     return [kind(n, scale, folder, measure, read) for kind, n in zip(kinds, names, strict=True)]
 
 
-def markdown(books: Sequence[Ledger]) -> str:
-    return "\n".join(book.markdown() for book in books)
+def markdown(ledgers: Sequence[Ledger]) -> str:
+    return "\n".join(ledger_table.markdown() for ledger_table in ledgers)
 
 
-def write(books: Sequence[Ledger], place: Path) -> None:
+def write(ledgers: Sequence[Ledger], place: Path) -> None:
     """`.md` and `.json`, but never instead of ones that were filled from more."""
-    facts, listing = [book.facts() for book in books], place.with_suffix(".json")
+    facts, listing = [ledger_table.facts() for ledger_table in ledgers], place.with_suffix(".json")
     fewer = lost(read_json(listing), facts) if listing.exists() else 0
     if fewer:
         raise InputError(
@@ -37,17 +39,19 @@ def write(books: Sequence[Ledger], place: Path) -> None:
             "give the data and settings it was made with, or another --out"
         )
     write_json(listing, facts)
-    write_bytes(place.with_suffix(".md"), markdown(books).encode())
+    write_bytes(place.with_suffix(".md"), markdown(ledgers).encode())
 
 
 def lost(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> int:
     """Cells of some ledgers that were filled from more seeds than they are now."""
 
-    def seeds(books: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], int]:
+    def seeds(ledgers: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], int]:
         return {
-            (book["table"], cell["row"], cell.get("data"), cell.get("metric")): cell.get("seeds", 1)
-            for book in books
-            for cell in book.get("cells", book.get("rows", []))
+            (ledger_table["table"], cell["row"], cell.get("data"), cell.get("metric")): cell.get(
+                "seeds", 1
+            )
+            for ledger_table in ledgers
+            for cell in ledger_table.get("cells", ledger_table.get("rows", []))
             if cell["ours"] is not None
         }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dosapp.data.paper_sets.datasets import Known
+from dosapp.data.paper_sets.datasets import PaperDataset
 from dosapp.experiments.result import Result
 from dosapp.paper.ledger.verdicts import interval
 from dosapp.paper.reproduce import Row, command
@@ -103,7 +103,7 @@ class Cell:
 
 def foreign(data: str, backbone: str, tasks: Sequence[Mapping[str, Any]]) -> str:
     """What is not the paper's: pictures by their number, a backbone by its (folder's) name."""
-    release = [Known.named(name) for name in data.split("+")]
+    release = [PaperDataset.named(name) for name in data.split("+")]
     taught, asked = (sum(known.images[part] for known in release) for part in ("train", "test"))
     odd = sum(len(known.classes) for known in release)  # halves of a class with an odd number
     tests = sum(task["test"] for task in tasks)

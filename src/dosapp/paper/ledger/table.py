@@ -8,10 +8,10 @@ from typing import Any
 from dosapp.errors import InputError
 from dosapp.experiments.grid import seed_list
 from dosapp.experiments.plan import plan
-from dosapp.experiments.result import Result, same_stream
+from dosapp.experiments.result import Result, check_paired
 from dosapp.experiments.store import Store
 from dosapp.paper.ledger.cells import Cell, value_of
-from dosapp.paper.ledger.verdicts import Verdict, judged
+from dosapp.paper.ledger.verdicts import Verdict, judge_claim
 from dosapp.paper.reproduce import Row, Scale, table
 from dosapp.settings import RunSettings
 
@@ -36,7 +36,7 @@ class Ledger:
     def _results(self, row: Row, data: str) -> dict[int, Result]:
         """By seed, those that are there."""
         found: dict[int, Result] = {}
-        if reason := self.scale.lacks(row):
+        if reason := self.scale.missing_input(row):
             self.reasons.append(reason)
             return found
         for settings in self.scale.runs(row, data):
@@ -86,17 +86,17 @@ class Ledger:
         for better, than, metric, *other in self.table.claims:
             against, differences = (other[0] if other else metric), []
             besides = () if other else self.table.contradicted(better, than, metric)
-            for data in self.scale.stand_ins(self.table.data):
+            for data in self.scale.datasets(self.table.data):
                 if data in besides:
                     continue
                 ours = self._results(self.table.row(better), data)
                 theirs = self._results(self.table.row(than), data)
                 for seed in ours.keys() & theirs.keys():
-                    same_stream(ours[seed], theirs[seed])
+                    check_paired(ours[seed], theirs[seed])
                     a, b = value_of(ours[seed], metric), value_of(theirs[seed], against)
                     if a is not None and b is not None:
                         differences.append(a - b)
-            verdict = replace(judged(better, than, metric, differences), besides=besides)
+            verdict = replace(judge_claim(better, than, metric, differences), besides=besides)
             if other:  # the same row, two of its numbers
                 verdict = replace(verdict, better=metric, than=against, metric="the mean")
             found.append(verdict)
@@ -139,7 +139,7 @@ class Ledger:
         lines = [f"## {table.title}", ""]
         for note in filter(None, (table.note, self._memories())):
             lines += [note, ""]
-        for data in self.scale.stand_ins(table.data):
+        for data in self.scale.datasets(table.data):
             head = ["row", *table.metrics, "seeds", "steps on the stream", "status"]
             lines += [f"**{data}**", "", line(head), line(["---"] * len(head))]
             for row in table.rows:
@@ -169,7 +169,7 @@ class Ledger:
             gap = "–" if v.difference is None else f"{v.difference:+.1f}"
             gap += "" if v.half is None else f" ± {v.half:.1f} ({v.pairs} pairs)"
             words = f"{v.better} better than {v.than} in {v.metric.replace('_', ' ')}"
-            left = [name for name in v.besides if name in self.scale.stand_ins(self.table.data)]
+            left = [name for name in v.besides if name in self.scale.datasets(self.table.data)]
             words += f" (but in the paper not on {' and '.join(left)})" if left else ""
             yield line([words, gap, v.said])
         yield ""

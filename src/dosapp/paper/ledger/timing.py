@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from dosapp.errors import InputError
-from dosapp.experiments.costs import in_turns
+from dosapp.experiments.costs import time_sessions
 from dosapp.paper.ledger.cells import foreign
 from dosapp.paper.ledger.table import Ledger, line
-from dosapp.paper.ledger.verdicts import Verdict, judged
-from dosapp.paper.reproduce import command, timed
+from dosapp.paper.ledger.verdicts import Verdict, judge_claim
+from dosapp.paper.reproduce import command, timed_runs
 
 NEAR = 0.1  # a ratio that is as near to the paper's is called reproduced
 
@@ -26,7 +26,7 @@ class TimeLedger(Ledger):
     @cached_property
     def measured(self) -> dict[str, Any]:
         try:
-            found = in_turns(timed(self.scale), self.store.folder, self.may_measure)
+            found = time_sessions(timed_runs(self.scale), self.store.folder, self.may_measure)
         except InputError as error:
             self.unread.append(str(error))
             found = None
@@ -43,9 +43,9 @@ class TimeLedger(Ledger):
         }
         rows, strange = [], ""
         if ours and not self.scale.data:
-            data = timed(self.scale)["DoSAPP"].data
+            data = timed_runs(self.scale)["DoSAPP"].data
             strange = foreign(data, found["backbone"], found["tasks"])
-        for name, settings in timed(self.scale).items():
+        for name, settings in timed_runs(self.scale).items():
             paper = None if self.scale.data else sum(published[name]) / sum(published["DoSAPP"])
             ratio = sum(ours[name]) / sum(ours["DoSAPP"]) if ours else None
             gap = None if paper is None or ratio is None or strange else ratio - paper
@@ -76,9 +76,9 @@ class TimeLedger(Ledger):
         """Sessions are the pairs."""
         ours = self.measured["seconds"]
         return [
-            judged(a, b, metric, [x - y for x, y in zip(ours[a], ours[b], strict=True)])
+            judge_claim(a, b, metric, [x - y for x, y in zip(ours[a], ours[b], strict=True)])
             if ours
-            else judged(a, b, metric, [])
+            else judge_claim(a, b, metric, [])
             for a, b, metric in self.table.claims
         ]
 

@@ -1,4 +1,4 @@
-"""A claim of the paper, judged by the interval of paired differences."""
+"""A claim of the paper, judge_claim by the interval of paired differences."""
 
 import math
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def interval(values: Sequence[float]) -> float:
     return factor * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
-def judged(better: str, than: str, metric: str, differences: Sequence[float]) -> Verdict:
+def judge_claim(better: str, than: str, metric: str, differences: Sequence[float]) -> Verdict:
     """`agrees` or `disagrees` if the 95 % interval of the paired difference leaves out zero."""
     count = len(differences)
     if count < 2:

@@ -14,17 +14,17 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from dosapp.errors import InputError
-from dosapp.service.http.requests import Desk, content_type, sentence
+from dosapp.service.http.requests import RequestHandler, content_type, sentence
 from dosapp.service.http.schemas import (
-    Back,
-    Correction,
-    Encoded,
-    Error,
-    Lesson,
-    Name,
-    Prediction,
-    Predictions,
-    Rename,
+    CorrectRequest,
+    ErrorResponse,
+    LearnRequest,
+    PredictionItem,
+    PredictRequest,
+    PredictResponse,
+    RemoveRequest,
+    RenameRequest,
+    RollbackRequest,
     ScoredLabel,
 )
 from dosapp.service.reader import Answer, BusyError
@@ -37,12 +37,12 @@ T = TypeVar("T")
 
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    code: {"model": Error} for code in (400, 401, 403, 404, 409, 413, 415, 422, 429)
+    code: {"model": ErrorResponse} for code in (400, 401, 403, 404, 409, 413, 415, 422, 429)
 }
 
 
-def build(service: Service) -> FastAPI:
-    desk = Desk(service)
+def build_app(service: Service) -> FastAPI:
+    handler = RequestHandler(service)
 
     app = FastAPIOffline(  # the scripts of /docs come from here, too
         static_url="/docs/files",
@@ -52,7 +52,7 @@ def build(service: Service) -> FastAPI:
         description="A CLIP classifier that learns new classes and keeps the old ones.",
         responses=ERRORS,
     )
-    app.add_middleware(desk.limits.middleware)
+    app.add_middleware(handler.limits.middleware)
 
     # Mistakes become one sentence
 
@@ -79,17 +79,17 @@ def build(service: Service) -> FastAPI:
     async def refused(request: Request, error: AnyHTTPException) -> Response:
         return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
-    _asking(app, desk)
-    _teaching(app, desk)
-    _keeping(app, desk)
+    _asking(app, handler)
+    _teaching(app, handler)
+    _keeping(app, handler)
     return app
 
 
-def _asking(app: FastAPI, desk: Desk) -> None:
-    service = desk.service
-    Asks = Annotated[Caller, Depends(desk.caller("predict"))]
+def _asking(app: FastAPI, handler: RequestHandler) -> None:
+    service = handler.service
+    Asks = Annotated[Caller, Depends(handler.caller("predict"))]
 
-    @app.post("/predict", openapi_extra=_bodies(Encoded, "images", tensor=True))
+    @app.post("/predict", openapi_extra=_bodies(PredictRequest, "images", tensor=True))
     async def predict(
         request: Request,
         who: Asks,
@@ -97,20 +97,20 @@ def _asking(app: FastAPI, desk: Desk) -> None:
         learn: Annotated[bool, Query(description="whether the pictures join the stream")] = True,
         shape: Annotated[str, Query(description="of a raw tensor: n,3,H,W")] = "",
         dtype: Annotated[str, Query(description="of a raw tensor: uint8 or float32")] = "uint8",
-    ) -> Predictions:
+    ) -> PredictResponse:
         """Labels, scores and the version that answered, for one or many pictures."""
         kind = content_type(request)
         uploads = service.uploads
         if kind == "multipart/form-data":
-            _, files = await desk.form(request)
-            pixels = await desk.by_decoder(uploads.pictures, files)
+            _, files = await handler.form(request)
+            pixels = await handler.by_decoder(uploads.pictures, files)
         elif kind == "application/json":
-            body = await desk.json(request, Encoded)
-            pixels = await desk.by_decoder(uploads.encoded, body.images)
+            body = await handler.json(request, PredictRequest)
+            pixels = await handler.by_decoder(uploads.encoded, body.images)
         elif kind == "application/octet-stream":
-            pixels = await desk.by_decoder(uploads.tensor, await request.body(), shape, dtype)
+            pixels = await handler.by_decoder(uploads.tensor, await request.body(), shape, dtype)
         elif kind.startswith("image/"):
-            pixels = await desk.by_decoder(
+            pixels = await handler.by_decoder(
                 uploads.pictures, [("the picture", await request.body())]
             )
         else:
@@ -121,10 +121,10 @@ def _asking(app: FastAPI, desk: Desk) -> None:
             )
         answer: Answer = await asyncio.wrap_future(service.ask(pixels, top))
         service.answered_with(pixels, answer, learn)
-        return Predictions(
+        return PredictResponse(
             version=answer.version,
             predictions=[
-                Prediction(
+                PredictionItem(
                     label=p.label if p.score >= service.settings.unknown else "unknown",
                     score=p.score,
                     known=p.score >= service.settings.unknown,
@@ -135,31 +135,31 @@ def _asking(app: FastAPI, desk: Desk) -> None:
         )
 
 
-def _teaching(app: FastAPI, desk: Desk) -> None:
-    service = desk.service
-    Teaches = Annotated[Caller, Depends(desk.caller("teach"))]
+def _teaching(app: FastAPI, handler: RequestHandler) -> None:
+    service = handler.service
+    Teaches = Annotated[Caller, Depends(handler.caller("teach"))]
 
-    @app.post("/learn", status_code=202, openapi_extra=_bodies(Lesson, "archive"))
+    @app.post("/learn", status_code=202, openapi_extra=_bodies(LearnRequest, "archive"))
     async def learn(request: Request, who: Teaches) -> dict[str, Any]:
         """A lesson: a zip of class folders (`archive`), pictures of one class (`name`, `images`), a
         server-side folder, or only the corrections that wait. Answers with a job."""
         kind, uploads = content_type(request), service.uploads
         if kind == "multipart/form-data":
-            fields, files = await desk.form(request)
+            fields, files = await handler.form(request)
             if "name" in fields:
-                pictures = await desk.by_lesson_decoder(uploads.lesson, fields["name"], files)
+                pictures = await handler.by_lesson_decoder(uploads.lesson, fields["name"], files)
             elif len(files) == 1:
-                pictures = await desk.by_lesson_decoder(uploads.archive, files[0][1])
+                pictures = await handler.by_lesson_decoder(uploads.archive, files[0][1])
             else:
                 raise InputError("send one zip of class folders, or pictures and a field 'name'")
         elif kind == "application/json":
-            body = await desk.json(request, Lesson)
+            body = await handler.json(request, LearnRequest)
             pictures = {}
             if body.folder is not None:
-                pictures = await desk.by_lesson_decoder(uploads.folder, body.folder)
+                pictures = await handler.by_lesson_decoder(uploads.folder, body.folder)
         else:
             raise HTTPException(415, "send multipart/form-data or application/json")
-        job = await desk.by_lesson_decoder(service.teach, pictures, who.name)
+        job = await handler.by_lesson_decoder(service.teach, pictures, who.name)
         return job.facts()
 
     @app.get("/jobs")
@@ -177,34 +177,34 @@ def _teaching(app: FastAPI, desk: Desk) -> None:
         service.cancel(found, who.name)
         return found.facts()
 
-    @app.post("/correct", openapi_extra=_bodies(Correction))
+    @app.post("/correct", openapi_extra=_bodies(CorrectRequest))
     async def correct(request: Request, who: Teaches) -> dict[str, Any]:
         """What a picture really was. It joins the next session."""
-        body = await desk.json(request, Correction)
-        pixels = await desk.by_decoder(service.uploads.encoded, [body.image])
-        waiting = await desk.by_decoder(service.correct, pixels[0], body.label, who.name)
+        body = await handler.json(request, CorrectRequest)
+        pixels = await handler.by_decoder(service.uploads.encoded, [body.image])
+        waiting = await handler.by_decoder(service.correct, pixels[0], body.label, who.name)
         return {"waiting": waiting}
 
     @app.post("/correct/forget")
     async def forget(who: Teaches) -> dict[str, Any]:
         """The corrections that wait were wrong themselves. Says how many there were."""
-        return {"forgotten": await desk.by_decoder(service.forget_corrections, who.name)}
+        return {"forgotten": await handler.by_decoder(service.forget_corrections, who.name)}
 
-    @app.post("/classes/rename", openapi_extra=_bodies(Rename))
+    @app.post("/classes/rename", openapi_extra=_bodies(RenameRequest))
     async def rename(request: Request, who: Teaches) -> dict[str, Any]:
-        body = await desk.json(request, Rename)
-        return {"version": await desk.by_waiter(service.rename, body.name, body.to, who.name)}
+        body = await handler.json(request, RenameRequest)
+        return {"version": await handler.by_waiter(service.rename, body.name, body.to, who.name)}
 
-    @app.post("/classes/remove", openapi_extra=_bodies(Name))
+    @app.post("/classes/remove", openapi_extra=_bodies(RemoveRequest))
     async def remove(request: Request, who: Teaches) -> dict[str, Any]:
-        body = await desk.json(request, Name)
-        return {"version": await desk.by_waiter(service.remove, body.name, who.name)}
+        body = await handler.json(request, RemoveRequest)
+        return {"version": await handler.by_waiter(service.remove, body.name, who.name)}
 
 
-def _keeping(app: FastAPI, desk: Desk) -> None:
-    service, limits = desk.service, desk.limits
-    Asks = Annotated[Caller, Depends(desk.caller("predict"))]
-    Teaches = Annotated[Caller, Depends(desk.caller("teach"))]
+def _keeping(app: FastAPI, handler: RequestHandler) -> None:
+    service, limits = handler.service, handler.limits
+    Asks = Annotated[Caller, Depends(handler.caller("predict"))]
+    Teaches = Annotated[Caller, Depends(handler.caller("teach"))]
 
     @app.get("/classes")
     async def classes(who: Asks) -> dict[str, Any]:
@@ -217,35 +217,35 @@ def _keeping(app: FastAPI, desk: Desk) -> None:
     async def versions(
         who: Asks, last: Annotated[int, Query(ge=1, le=10_000)] = 100
     ) -> list[dict[str, Any]]:
-        found = await desk.by_waiter(service.history.versions)
+        found = await handler.by_waiter(service.history.versions)
         return [_brief(version) for version in found[-last:]]
 
     @app.get("/versions/{number}")
     async def version(number: int, who: Asks) -> dict[str, Any]:
         try:
-            found = await desk.by_waiter(service.history.version, number)
+            found = await handler.by_waiter(service.history.version, number)
         except InputError as error:
             raise HTTPException(404, str(error)) from error
         return _brief(found) | {"classes": list(found.facts["classes"]), "parent": found.parent}
 
-    @app.post("/rollback", openapi_extra=_bodies(Back))
+    @app.post("/rollback", openapi_extra=_bodies(RollbackRequest))
     async def rollback(request: Request, who: Teaches) -> dict[str, Any]:
         """What a version was, as a new version: nothing is lost."""
-        body = await desk.json(request, Back)
-        return {"version": await desk.by_waiter(service.rollback, body.version, who.name)}
+        body = await handler.json(request, RollbackRequest)
+        return {"version": await handler.by_waiter(service.rollback, body.version, who.name)}
 
     @app.post("/freeze")
     async def freeze(who: Teaches) -> dict[str, Any]:
         """Stop learning from the stream, at once; `trouble` says if a restart would not know."""
-        return {"frozen": True, "trouble": await desk.by_waiter(service.freeze, who.name)}
+        return {"frozen": True, "trouble": await handler.by_waiter(service.freeze, who.name)}
 
     @app.post("/unfreeze")
     async def unfreeze(who: Teaches) -> dict[str, Any]:
-        return {"frozen": False, "trouble": await desk.by_waiter(service.unfreeze, who.name)}
+        return {"frozen": False, "trouble": await handler.by_waiter(service.unfreeze, who.name)}
 
     @app.get("/audit")
     async def audit(who: Teaches) -> list[dict[str, Any]]:
-        return await desk.by_waiter(service.audit.last)
+        return await handler.by_waiter(service.audit.last)
 
     # How it is
 
@@ -258,7 +258,7 @@ def _keeping(app: FastAPI, desk: Desk) -> None:
     async def health() -> dict[str, Any]:
         return {"ok": True}
 
-    @app.get("/ready", responses={503: {"model": Error}})
+    @app.get("/ready", responses={503: {"model": ErrorResponse}})
     async def ready() -> Response:
         if service.ready:
             return JSONResponse({"ready": True, "version": service.version})

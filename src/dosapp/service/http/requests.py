@@ -15,20 +15,20 @@ from dosapp.errors import InputError
 from dosapp.service.http.limits import Limits
 from dosapp.service.reader import BusyError
 from dosapp.service.service import Service
-from dosapp.service.tokens import ANYBODY, Caller, Role
+from dosapp.service.tokens import LOCAL_CALLER, Caller, Role
 
 T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
 Files = list[tuple[str, bytes]]
 
 
-class InMemory(MultiPartParser):
+class InMemoryParser(MultiPartParser):
     """Uploads stay in memory, whatever their size: pictures never touch a disk."""
 
     spool_max_size = 1 << 62
 
 
-class Desk:
+class RequestHandler:
     def __init__(self, service: Service) -> None:
         self.service, self.limits = service, Limits(service.settings)
         service.at_close.callback(self.limits.close)
@@ -45,7 +45,7 @@ class Desk:
                     raise HTTPException(
                         403, "without tokens only this machine may ask, and no other site's pages"
                     )
-                return ANYBODY
+                return LOCAL_CALLER
             scheme, _, token = request.headers.get("authorization", "").partition(" ")
             who = tokens.caller(token.strip()) if scheme.lower() == "bearer" else None
             if who is None:
@@ -83,7 +83,9 @@ class Desk:
         """Text fields, and files with their names, all in memory."""
         s = self.service.settings
         most = max(s.images, s.lesson_images)
-        parser = InMemory(request.headers, request.stream(), max_files=most, max_part_size=s.body)
+        parser = InMemoryParser(
+            request.headers, request.stream(), max_files=most, max_part_size=s.body
+        )
         try:
             data = await parser.parse()
         except (MultiPartException, KeyError, ValueError) as error:

@@ -3,50 +3,50 @@
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Said(BaseModel):
+class Schema(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Error(Said):
+class ErrorResponse(Schema):
     error: str = Field(description="one sentence: what, which value, what would work")
 
 
-class ScoredLabel(Said):
+class ScoredLabel(Schema):
     label: str
     score: float
 
 
-class Prediction(ScoredLabel):
+class PredictionItem(ScoredLabel):
     known: bool = Field(description="false if the score was below the service's 'unknown'")
     top: list[ScoredLabel]
 
 
-class Predictions(Said):
+class PredictResponse(Schema):
     version: int = Field(description="the version that answered, all of it")
-    predictions: list[Prediction]
+    predictions: list[PredictionItem]
 
 
-class Encoded(Said):
+class PredictRequest(Schema):
     images: list[str] = Field(min_length=1, description="base64, or data: URLs")
 
 
-class Lesson(Said):
+class LearnRequest(Schema):
     folder: str | None = Field(None, description="below the service's folder of lessons")
 
 
-class Correction(Said):
+class CorrectRequest(Schema):
     image: str = Field(description="base64, or a data: URL")
     label: str = Field(min_length=1)
 
 
-class Rename(Said):
+class RenameRequest(Schema):
     name: str
     to: str
 
 
-class Name(Said):
+class RemoveRequest(Schema):
     name: str
 
 
-class Back(Said):
+class RollbackRequest(Schema):
     version: int = Field(ge=1, le=2**31)
