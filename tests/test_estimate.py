@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from dosapp.errors import InputError
-from dosapp.experiments.costs import GPUS, StepCost, estimate, gpus, on, step_costs
+from dosapp.experiments.costs import GPUS, StepCost, estimate, gpu_seconds, gpus, step_costs
 from dosapp.experiments.plan import plan
 from test_cli import FLAGS, dosapp
 
@@ -42,9 +42,15 @@ def test_a_short_session_is_looked_at_as_often_as_a_long_one(small) -> None:
 def test_a_gpu_is_arithmetic_or_traffic() -> None:
     peaks = gpus()["T4"]
     busy, full = StepCost(1, 0, operations=1e15), StepCost(1, 0, kept=1e12)
-    assert on("T4", busy, 0, "float32") == pytest.approx(1e15 / (0.4 * peaks["float32"] * 1e12))
-    assert on("T4", busy, 0, "float16") == pytest.approx(1e15 / (0.4 * peaks["half"] * 1e12))
-    assert on("T4", full, 5, "float32") == pytest.approx(2e12 / (0.7 * peaks["bandwidth"] * 1e9))
+    assert gpu_seconds("T4", busy, 0, "float32") == pytest.approx(
+        1e15 / (0.4 * peaks["float32"] * 1e12)
+    )
+    assert gpu_seconds("T4", busy, 0, "float16") == pytest.approx(
+        1e15 / (0.4 * peaks["half"] * 1e12)
+    )
+    assert gpu_seconds("T4", full, 5, "float32") == pytest.approx(
+        2e12 / (0.7 * peaks["bandwidth"] * 1e9)
+    )
 
 
 def test_the_file_of_gpus_is_whole() -> None:
