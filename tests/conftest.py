@@ -1,36 +1,17 @@
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from dosapp.backbones.clip import CLIPBackbone, load_backbone
 from dosapp.settings import LearnerSettings, RunSettings
+from support.settings import CHROMIUM, SMALL
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for the hub
 os.environ["DOSAPP_CACHE"] = tempfile.mkdtemp(prefix="dosapp-tests-")  # never the user's
 torch.set_num_threads(1)
-
-SHARED = Path(__file__).parents[2] / "shared"
-shared_only = pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared")
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
-
-# Small enough for a second, large enough for two sessions with three classes each.
-SMALL = {
-    "classes": 6,
-    "tasks": 2,
-    "epochs": 2,
-    "batch": 8,
-    "stream_batch": 8,
-    "train_images": 8,
-    "test_images": 8,
-    "lr": 1e-3,
-}
 
 
 @pytest.fixture(scope="session")

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-import pinned
-from conftest import shared_only
 from dosapp.experiments.plan import build_scenario, plan
 from dosapp.experiments.run import machine
 from dosapp.settings import RunSettings
+from support import pins
+from support.settings import shared_only
 
-PINS = json.loads(pinned.FILE.read_text())
+PINS = json.loads(pins.FILE.read_text())
 RESULTS = Path(__file__).parents[1] / "results"
 GRIDS = {
     "foundation": "foundation",
@@ -33,10 +33,10 @@ def agrees(found: dict[str, object], pin: dict[str, object]) -> None:
     assert found["norms"] == pytest.approx(pin["norms"], rel=0.02)
 
 
-@pytest.mark.parametrize("name", pinned.cases())
+@pytest.mark.parametrize("name", pins.cases())
 def test_weights_after_two_sessions_and_their_streams(name, tiny) -> None:
-    learner, _ = pinned.trained(tiny, **pinned.cases()[name])
-    agrees(pinned.described(learner), PINS["learners"][name])
+    learner, _ = pins.trained(tiny, **pins.cases()[name])
+    agrees(pins.described(learner), PINS["learners"][name])
 
 
 def stored(folder: str) -> list[Path]:
@@ -75,18 +75,18 @@ def test_a_dry_run_finds_every_stored_result(grid) -> None:
 
 
 def test_the_learner_of_version_0_1_is_read_back(tiny) -> None:
-    history, versions, learner = pinned.old_versions()
+    history, versions, learner = pins.old_versions()
     assert [version.checksum for version in versions] == PINS["old_versions"]
-    agrees(pinned.described(learner), PINS["old_learner"])
+    agrees(pins.described(learner), PINS["old_learner"])
     assert learner.digest() == PINS["old_learner"]["digest"]  # nothing was computed
     first = history.at(1)
     assert first.facts["classes"] == learner.classes
 
 
 def test_a_served_answer(tiny) -> None:
-    history, _, _ = pinned.old_versions()
-    scenario = build_scenario(RunSettings.parse(pinned.SETTINGS), tiny)
-    answer = pinned.served(history.folder, scenario.tasks[0].test.read([0])[0])
+    history, _, _ = pins.old_versions()
+    scenario = build_scenario(RunSettings.parse(pins.SETTINGS), tiny)
+    answer = pins.served(history.folder, scenario.tasks[0].test.read([0])[0])
     pin = PINS["served"]
     assert answer["version"] == pin["version"]
     for one, other in zip(answer["predictions"], pin["predictions"], strict=True):

@@ -1,0 +1,304 @@
+"""Many runs, each once; and the rate that the first task can tell."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from dosapp.cli.progress import grid_progress
+from dosapp.data import base
+from dosapp.errors import InputError
+from dosapp.experiments.grid import Outcome, read_grid, run_grid, seed_list
+from dosapp.experiments.plan import load_settings
+from dosapp.experiments.tune import Trial, TunedRates, choose_rate, split_first_session, tune
+from dosapp.settings import RunSettings
+from support.results import make_result
+from support.settings import SMALL
+
+
+def write(path: Path, **values: object) -> Path:
+    path.write_text(yaml.safe_dump({**SMALL, **values}))
+    return path
+
+
+def test_lists_multiply_and_runs_add(tmp_path) -> None:
+    file = write(
+        tmp_path / "g.yaml",
+        runs=[
+            {"method": ["flyp", "spu"]},
+            {"method": "dosapp", "stream": [True, False]},
+            {"method": "dosapp", "options": {"sparsity": [0.1, 0.3], "gamma": 0.5}},
+        ],
+    )
+    planned = read_grid(file, "0-1")
+    assert len(planned) == 2 * (2 + 2 + 2)
+    assert [one.seed for one in planned] == [0] * 6 + [1] * 6
+    assert {one.options.get("sparsity") for one in planned} == {None, 0.1, 0.3}
+
+
+def test_the_live_table_tells_datasets_apart_and_names_failures(small) -> None:
+    planned = [small(data="shapes"), small(data="signs"), small(data="signs", seed=1)]
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100, height=30)
+    with grid_progress(planned, console) as watch:
+        assert "DoSAPP, signs" in screen.getvalue()  # what is computed now, before it is done
+        watch(Outcome(planned[0], make_result("DoSAPP", 0, 61.5, 7.25)))
+        watch(Outcome(planned[1], make_result("DoSAPP", 0, 41.5, 9.25)))
+        watch(Outcome(planned[2], None, "the disk is full"))
+    said = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
+    lines = [" ".join(line.split()) for line in said.splitlines()]
+    assert "DoSAPP, shapes 1/1 61.5 7.2" in lines
+    assert "DoSAPP, signs 2/2 41.5 9.2 1" in lines
+    assert "DoSAPP, signs: the disk is full" in lines
+    assert any("3/3" in line for line in lines)
+
+
+def test_two_ways_to_say_one_run_are_computed_once(tmp_path, small) -> None:
+    """They have one key, and the second waits for the first."""
+    planned = [small(method="spu"), small(method="spu", options={"sparsity": 0.1})]
+    outcomes = run_grid(planned, tmp_path / "store", jobs=2)
+    assert [o.error for o in outcomes] == ["", ""]
+    one, two = (o.result for o in outcomes)
+    assert (one.key, one.finished) == (two.key, two.finished)
+    assert not list(tmp_path.rglob("error.log"))
+
+
+def test_options_that_are_not_names_and_values_are_a_sentence(tmp_path) -> None:
+    file = write(tmp_path / "g.yaml", options=["a"])
+    for read in (read_grid, lambda path: load_settings(path, {})):
+        with pytest.raises(InputError, match="write them as name: value"):
+            read(file)
+
+
+def test_rates_are_not_added_to_a_file_of_something_else(tmp_path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text("# dosapp tune\nrates: {spu: 0.1}\nseen: {}\n")
+    assert TunedRates.read(file) == TunedRates({"spu": 0.1}, {}, ["# dosapp tune"])
+    file.write_text("method: spu\n")
+    with pytest.raises(InputError, match="has 'method', so it is no file of rates"):
+        TunedRates.read(file)
+
+
+def test_seeds() -> None:
+    assert seed_list("0-4") == [0, 1, 2, 3, 4]
+    assert seed_list("0,2,5") == [0, 2, 5]
+    with pytest.raises(InputError, match="seeds are 'x'"):
+        seed_list("x")
+    with pytest.raises(InputError, match="which is none"):
+        seed_list("4-0")
+
+
+def test_a_failed_run_does_not_stop_the_others(tmp_path, small) -> None:
+    planned = [small(data="shaps"), small(method="zero-shot")]
+    outcomes = run_grid(planned, tmp_path / "store")
+    assert "did you mean 'shapes'" in outcomes[0].error
+    assert outcomes[1].result is not None
+    assert not list(tmp_path.rglob("learner"))  # results are kept, learners are not
+
+
+def test_a_failed_run_keeps_its_log(tmp_path, small) -> None:
+    [outcome] = run_grid([small(method="flyp", lr=1e12)], tmp_path / "store")
+    assert outcome.result is None
+    [log] = tmp_path.rglob("error.log")
+    assert outcome.error in log.read_text()
+
+
+def test_a_run_that_cannot_be_planned_keeps_its_log_too(tmp_path, small, monkeypatch) -> None:
+    def fails(settings: RunSettings) -> None:
+        raise RuntimeError("no plan")
+
+    monkeypatch.setattr("dosapp.experiments.grid.plan", fails)
+    [outcome] = run_grid([small()], tmp_path)
+    [log] = tmp_path.rglob("error.log")
+    assert f"(log: {log})" in outcome.error
+    assert "no plan" in log.read_text()
+
+
+def test_processes_give_the_same_results(tmp_path, small) -> None:
+    planned = [small(method="zero-shot"), small(method="spu")]
+    alone = {o.settings.method: o.result for o in run_grid(planned, tmp_path / "a")}
+    together = {o.settings.method: o.result for o in run_grid(planned, tmp_path / "b", jobs=2)}
+    for method, result in alone.items():
+        assert together[method].weights == result.weights
+
+
+@contextlib.contextmanager
+def long_grid(folder: Path) -> Iterator[tuple[subprocess.Popen, list[int]]]:
+    """A grid of ten long runs in two processes, as soon as both are at work; and those two."""
+    file = write(folder / "g.yaml", method="flyp", seeds="0-9", epochs=200)
+    # Whoever is started in the background ignores Ctrl-C, and so would its children.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{heard}; from dosapp.cli import main; main()"]
+    command += ["grid", str(file), "--jobs", "2"]
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: len(list(folder.rglob("run.json"))) == 2)
+        workers = children(process.pid)
+        assert workers
+        yield process, workers
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_workers_do_not_outlive_a_killed_grid(tmp_path) -> None:
+    with long_grid(tmp_path) as (_, workers):
+        pass
+    wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+
+
+def test_a_killed_worker_takes_nothing_along(tmp_path) -> None:
+    """Its run goes on in another process from its checkpoint, and the others never notice."""
+    file = write(tmp_path / "g.yaml", method="spu", seeds="0-2", epochs=15, batch=4)
+    calm = run_grid(read_grid(file), tmp_path / "calm")
+    command = [sys.executable, "-m", "dosapp", "grid", str(file), "--jobs", "2"]
+    process = subprocess.Popen(
+        [*command, "--out", "store", "--json"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for(lambda: bool(list((tmp_path / "store").rglob("working.safetensors"))))
+        [worker, *_] = filter(None, map(holder, (tmp_path / "store").glob("*/.lock")))
+        os.kill(worker, signal.SIGKILL)
+        said, _ = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    found = {one["settings"]["seed"]: one["weights"] for one in json.loads(said)}
+    assert found == {o.settings.seed: o.result.weights for o in calm}
+
+
+def test_ctrl_c_ends_a_grid_at_once(tmp_path) -> None:
+    with long_grid(tmp_path) as (process, workers):
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) != 0
+    wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+    assert len(list(tmp_path.rglob("run.json"))) == 2  # nobody began another
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def children(parent: int) -> list[int]:
+    found = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(child) for child in found]
+
+
+def test_unknown_keys_are_errors(tmp_path) -> None:
+    with pytest.raises(InputError, match="did you mean 'epochs'"):
+        read_grid(write(tmp_path / "g.yaml", epoch=3))
+
+
+class TestTuning:
+    def test_the_smallest_rate_that_cannot_be_told_from_the_best(self) -> None:
+        tried = [Trial.of(1e-5, 150, 240), Trial.of(1e-4, 237, 240), Trial.of(1e-3, 238, 240)]
+        assert choose_rate(tried) == 1e-4
+
+    def test_scores_only_held_out_training_images_of_task_1(self, small) -> None:
+        teach, held = split_first_session(small(train_images=10))
+        assert len(teach.classes) == 3
+        assert (len(teach.train), len(held)) == (24, 6)
+        assert not set(teach.train.keys()) & set(held.keys())
+        assert all("/train/" in key for key in [*teach.train.keys(), *held.keys()])
+        assert len(teach.unlabelled) == 0
+
+    def test_never_opens_the_test_set(self, small, monkeypatch) -> None:
+        """A test picture that is read makes the test fail."""
+        read = base.Split.__post_init__
+
+        def guarded(part: base.Split) -> None:
+            read(part)
+            if "/test" in part.pictures.title:
+                object.__setattr__(part.pictures, "pixels", None)
+
+        from dosapp.data.registry import generated, views
+
+        monkeypatch.setattr(generated, "_DRAWN", {})
+        monkeypatch.setattr(base.Split, "__post_init__", guarded)
+        monkeypatch.setattr(
+            views.InMemoryImages,
+            "__len__",
+            lambda self: 10**6 if self.pixels is None else len(self.pixels),
+        )
+        found = tune(small(method="spu", train_images=10), rates=[1e-4, 1e-3], seeds=1)
+        assert found.lr in (1e-4, 1e-3)
+        assert found.images == {"teach": 24, "score": 6}
+
+    def test_shipped_rates_are_used_for_the_tiny_backbone_only(self) -> None:
+        assert RunSettings(method="spu").rate > 1e-5
+        assert RunSettings(method="spu", lr=0.5).rate == 0.5
+        assert RunSettings(method="spu", backbone="ViT-B-16").rate == 7.5e-6
+
+
+class TestRay:
+    def test_a_killed_worker_is_replaced_and_loses_nothing(self, tmp_path) -> None:
+        """The run goes on from its checkpoint, and ends where an undisturbed one ends."""
+        pytest.importorskip("ray")
+        long = {"method": "spu", "epochs": 30, "batch": 4}
+        file = write(tmp_path / "g.yaml", runs=[long])
+        planned = read_grid(file)
+        [calm] = run_grid(planned, tmp_path / "calm", jobs=2)
+        command = [sys.executable, "-m", "dosapp", "grid", str(file), "--engine", "ray"]
+        process = subprocess.Popen(
+            [*command, "--out", "store", "--json"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            wait_for(lambda: bool(list((tmp_path / "store").rglob("working.safetensors"))))
+            [lock] = (tmp_path / "store").glob("*/.lock")
+            worker = holder(lock)
+            assert worker != process.pid
+            os.kill(worker, signal.SIGKILL)
+            said, complaint = process.communicate(timeout=300)
+        finally:
+            process.kill()
+        assert process.returncode == 0, complaint
+        [found] = json.loads(said)
+        assert found["weights"] == calm.result.weights
+        assert steps(lock.parent) < 1.5 * steps(tmp_path / "calm" / calm.result.key)
+        assert holder(lock) is None
+
+    def test_without_the_package_or_a_cluster_it_is_a_sentence(
+        self, tmp_path, small, monkeypatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "ray", None)
+        with pytest.raises(InputError, match=r"pip install 'dosapp\[ray\]'"):
+            run_grid([small()], tmp_path, engine="ray")
+        monkeypatch.undo()
+        pytest.importorskip("ray")
+        monkeypatch.setenv("RAY_ADDRESS", "auto")
+        with pytest.raises(InputError, match="no Ray cluster can be used at 'auto'"):
+            run_grid([small()], tmp_path, engine="ray")
+
+
+def steps(run: Path) -> int:
+    """Logged, repeated ones included."""
+    return len((run / "log.jsonl").read_text().splitlines())
+
+
+def holder(file: Path) -> int | None:
+    """The process that has this file open."""
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if link.readlink() == file:
+                return int(link.parts[2])
+        except OSError:  # gone since, or not ours
+            continue
+    return None

@@ -1,0 +1,245 @@
+"""The experiment, its result, and what survives a kill."""
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dosapp.backbones.clip import TINY
+from dosapp.errors import InputError
+from dosapp.experiments.plan import plan
+from dosapp.experiments.result import Result
+from dosapp.experiments.run import EVERY, RunCallback, run
+from dosapp.experiments.store import Store, read_results
+from dosapp.learner.learner import Learner
+from dosapp.runtime.files import lock_folder
+from support.killed_run import LONG
+
+KILLED = Path(__file__).parents[1] / "support" / "killed_run.py"
+
+
+def test_a_result_says_everything(small, tmp_path) -> None:
+    result = run(small(), tmp_path / "x")
+    again = Result.read(tmp_path / "x")
+    assert again == result
+    assert result.evaluated == "teacher"
+    assert set(result.matrices) == {"teacher", "student"}
+    assert result.matrices["teacher"]["after"] == result.R
+    assert result.R[0][1] is None
+    assert result.metrics["accuracy"] == pytest.approx(np.mean(result.R[-1]))
+    assert result.metrics["forgetting"] == pytest.approx(result.R[0][0] - result.R[1][0])
+    assert set(result.metrics) == set(result.definitions)
+    assert len(result.per_class) == 6
+    assert np.mean(list(result.per_class.values())) == pytest.approx(result.metrics["accuracy"])
+    assert result.steps == {"lessons": [6, 6], "stream": [2, 3]}
+    assert all(0 <= share <= 100 for share in result.pseudo_labels)
+    assert all(d > 0 for d in result.distance["lessons"])
+    assert result.libraries["torch"].startswith("2.")
+    lines = (tmp_path / "x" / "R.csv").read_text().splitlines()
+    assert lines[0] == "session,task 1,task 2"
+    assert lines[1].endswith(",")
+    json.loads((tmp_path / "x" / "result.json").read_text())
+
+
+def test_without_a_stream_before_is_after(small, tmp_path) -> None:
+    result = run(small(stream=False), tmp_path / "x")
+    assert result.matrices["teacher"]["before"] == result.matrices["teacher"]["after"]
+    assert result.label == "DoSAPP without TTL"
+    assert result.pseudo_labels == [None, None]
+
+
+def test_zero_shot_accuracy_is_the_untouched_models(small, tmp_path) -> None:
+    frozen = run(small(method="zero-shot"), tmp_path / "a")
+    moved = run(small(method="flyp"), tmp_path / "b")
+    assert frozen.metrics["accuracy"] == frozen.metrics["zero_shot_accuracy"]
+    assert moved.metrics["zero_shot_accuracy"] == frozen.metrics["accuracy"]
+    assert frozen.metrics["control_kept"] == 0
+    assert frozen.metrics["forward_transfer"] == 0
+
+
+def test_joint_training_has_one_session_and_every_task(small, tmp_path) -> None:
+    result = run(small(method="joint"), tmp_path / "x")
+    assert np.array(result.R, dtype=float).shape == (1, 2)
+    assert result.metrics["forgetting"] is None
+
+
+def test_a_long_sequence_has_a_boundary(small, tmp_path) -> None:
+    result = run(small(data="shapes+signs"), tmp_path / "x")
+    assert len(result.R) == 4
+    assert result.stream["boundaries"] == [2]
+
+
+def test_the_saved_learner_goes_on_where_the_run_ended(small, tmp_path) -> None:
+    result = run(small(), tmp_path / "x")
+    learner = Learner.load(tmp_path / "x" / "learner")
+    assert learner.digest() == result.weights
+    reasons = [v.reason for v in learner.history(tmp_path / "x" / "learner").versions()]
+    assert reasons == [
+        "session 1: learned",
+        "session 1: adapted",
+        "session 2: learned",
+        "session 2: adapted",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["lines", "list", "groups"])
+def test_a_class_order_file(small, tmp_path, kind) -> None:
+    classes = list(plan(small()).stream.classes)[::-1]
+    file = tmp_path / "order.yaml"
+    groups = [classes[:1], classes[1:]]
+    written = {"lines": "\n".join(classes), "list": json.dumps(classes)}
+    file.write_text(written.get(kind, json.dumps(groups)))
+    stream = plan(small(class_order=file)).stream
+    assert list(stream.classes) == classes
+    assert [len(task.classes) for task in stream.tasks] == ([1, 5] if kind == "groups" else [3, 3])
+
+
+class TestFolders:
+    def test_an_existing_run_is_never_overwritten_untold(self, small, tmp_path) -> None:
+        run(small(method="zero-shot"), tmp_path / "x")
+        with pytest.raises(InputError, match="already holds a run; add --resume"):
+            run(small(method="zero-shot"), tmp_path / "x")
+        with pytest.raises(InputError, match="other settings"):
+            run(small(method="zero-shot", seed=1), tmp_path / "x", resume=True)
+
+    def test_a_strangers_folder_is_left_alone(self, small, tmp_path) -> None:
+        (tmp_path / "letter.txt").write_text("dear")
+        with pytest.raises(InputError, match="is not empty and holds no run"):
+            run(small(), tmp_path)
+        assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
+
+    def test_resuming_a_finished_run_only_reads_it(self, small, tmp_path) -> None:
+        first = run(small(method="zero-shot"), tmp_path / "x")
+        assert run(small(method="zero-shot"), tmp_path / "x", resume=True) == first
+
+    def test_two_processes_never_write_one_folder(self, small, tmp_path) -> None:
+        (tmp_path / "x").mkdir()
+        with (
+            lock_folder(tmp_path / "x"),
+            pytest.raises(InputError, match="being written by another process"),
+        ):
+            run(small(method="zero-shot"), tmp_path / "x")
+        run(small(method="zero-shot"), tmp_path / "x", resume=True)  # the lock is gone
+
+
+class TestStore:
+    def test_the_same_run_is_never_computed_twice(self, small, tmp_path) -> None:
+        store = Store(tmp_path)
+        first = store.get(small(method="zero-shot"))
+        stamp = next(tmp_path.rglob("result.json")).stat().st_mtime_ns
+        assert store.get(small(method="zero-shot")) == first
+        assert next(tmp_path.rglob("result.json")).stat().st_mtime_ns == stamp
+        assert [r.key for r in read_results([tmp_path])] == [first.key]
+
+    def test_what_determines_a_result_changes_its_key(self, small) -> None:
+        keys = [
+            plan(small(**changes)).key
+            for changes in (
+                {},
+                {"seed": 1},
+                {"options": {"sparsity": 0.3}},
+                {"imbalanced": True},
+                {"method": "flyp"},
+                {"method": "joint"},
+                {"method": "spu", "adapt": "dosapp"},
+                {"memory": 3},
+                {"epochs": 3},
+            )
+        ]
+        assert len(set(keys)) == len(keys)
+
+    def test_what_does_not_determine_it_does_not(self, small) -> None:
+        key = plan(small()).key
+        assert plan(small(options={"sparsity": 0.1})).key == key
+        assert plan(small(options={"smoothing.gamma": 0.8})).key == key
+        assert plan(small(backbone=str(TINY))).key == key
+
+    def test_nothing_to_report(self, tmp_path) -> None:
+        with pytest.raises(InputError, match=r"no result\.json"):
+            read_results([tmp_path])
+
+
+def killed(folder: Path, last: int) -> int:
+    return subprocess.run(
+        [sys.executable, str(KILLED), str(folder), str(last)], check=False, timeout=300
+    ).returncode
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> Result:
+    from dosapp.settings import RunSettings
+
+    return run(RunSettings.parse(LONG), tmp_path_factory.mktemp("whole") / "x")
+
+
+def test_killed_at_any_step_it_ends_with_the_same_bytes(uninterrupted, tmp_path) -> None:
+    """SIGKILL in both phases of both sessions; each time at most 50 steps are done again."""
+    folder, notes = tmp_path / "x", tmp_path / "x.notes"
+    steps = [
+        f"{phase} {t} {n + 1}"
+        for t in range(2)
+        for phase, counted in (("lesson", "lessons"), ("stream", "stream"))
+        for n in range(uninterrupted.steps[counted][t])
+    ]
+    place = {step: n for n, step in enumerate(steps)}
+    kills = (3, 57, 81, 96, 88, 60)  # two in lessons, one in the stream, and again
+    for last in kills:
+        assert killed(folder, last) == -9
+        assert not (folder / "result.json").exists()
+    assert killed(folder, 10**9) == 0
+    done = notes.read_text().splitlines()
+    assert set(done) == set(steps)
+    ends = np.cumsum(kills)
+    assert {done[end - 1].rpartition(" ")[0] for end in ends} == {
+        "lesson 0",
+        "stream 0",
+        "lesson 1",
+        "stream 1",
+    }
+    for end in ends:
+        assert 0 <= place[done[end - 1]] + 1 - place[done[end]] <= EVERY
+    result = Result.read(folder)
+    assert result.weights == uninterrupted.weights
+    assert json.dumps(result.metrics) == json.dumps(uninterrupted.metrics)
+    assert result.matrices == uninterrupted.matrices
+    assert result.pseudo_labels == uninterrupted.pseudo_labels
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_ends_with_the_same_bytes(uninterrupted, tmp_path) -> None:
+    """The same with a clock instead of a step count: also in the middle of writing a file."""
+    folder = tmp_path / "x"
+    random.seed(0)
+    for _ in range(8):
+        process = subprocess.Popen([sys.executable, str(KILLED), str(folder), str(10**9)])
+        deadline = time.monotonic() + 8 + 6 * random.random()
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+    assert killed(folder, 10**9) == 0
+    result = Result.read(folder)
+    assert result.weights == uninterrupted.weights
+    assert result.matrices == uninterrupted.matrices
+
+
+def test_a_run_whose_checkpoint_is_lost_begins_again(small, tmp_path) -> None:
+    class Killed(Exception): ...
+
+    class Stop(RunCallback):
+        def on_evaluation(self, session: int, row: list[float]) -> None:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(small(), tmp_path / "x", watch=Stop())
+    (tmp_path / "x" / "learner" / "working.safetensors").unlink()
+    with pytest.warns(UserWarning, match="does not exist; the run begins again"):
+        again = run(small(), tmp_path / "x", resume=True)
+    assert again.weights == run(small(), tmp_path / "y").weights
+    aside = [p.name for p in (tmp_path / "x" / "learner" / "versions").glob("*.damaged")]
+    assert aside == ["000001.safetensors.damaged"]

@@ -1,0 +1,187 @@
+"""Each method does what it is for on the embedded benchmark, by a margin noise does not cross.
+
+Learners are compared with FLYP on the demo's five tasks, the same seed, whose result is committed
+(`results/tiny`). Adapters meet noise, which is what they were made for.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dosapp.backbones.base import Backbone
+from dosapp.experiments.grid import select_results
+from dosapp.experiments.plan import build_scenario
+from dosapp.experiments.result import Result
+from dosapp.experiments.run import run
+from dosapp.experiments.store import read_results
+from dosapp.functional.losses import (
+    distillation_loss,
+    quadratic_penalty,
+    relation_distillation_loss,
+)
+from dosapp.learner.learner import Learner
+from dosapp.methods.mas import MAS
+from dosapp.settings import RunSettings
+
+pytestmark = pytest.mark.slow
+
+DEMO = {"data": "shapes", "classes": 50, "tasks": 5}
+ROOT = Path(__file__).parents[2]
+
+
+@cache
+def committed(label: str) -> Result:
+    """Seed 0 of a row of docs/methods.md."""
+    rows = select_results(
+        ROOT / "configs" / "methods.yaml", read_results([ROOT / "results" / "tiny"])
+    )
+    found = [r for r in rows if r.label == label and r.settings["seed"] == 0]
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "against", "accuracy", "forgetting"),
+    [  # at least so many points more, at least so many less
+        ({"method": "zscl", "options": {"references": "signs"}}, "FLYP", 1.5, 0.5),
+        ({"method": "dualprompt"}, "FLYP", 2.0, 4.0),
+        ({"method": "slca"}, "FLYP", 5.0, 4.0),
+        ({"method": "flyp", "memory": 100}, "FLYP", 5.0, 5.0),
+        ({"method": "sparcl", "memory": 100}, "SparCL", 5.0, 5.0),
+        ({"method": "l2p"}, "zero-shot", 4.0, 1.0),
+    ],
+    ids=["zscl", "dualprompt", "slca", "replay", "sparcl and replay", "l2p"],
+)
+def test_knows_more_and_forgets_less(settings, against, accuracy, forgetting, tmp_path) -> None:
+    found = run(RunSettings(**DEMO, **settings), tmp_path / "x").metrics
+    other = committed(against).metrics
+    assert found["accuracy"] >= other["accuracy"] + accuracy
+    assert found["forgetting"] <= other["forgetting"] - forgetting
+
+
+@pytest.mark.parametrize(
+    ("adapt", "more", "gain"),
+    [  # points gained on a noisy test by adapting to a noisy stream
+        ("tent", {"stream_lr": 2e-3}, 1.0),
+        ("eata", {"stream_lr": 2e-3, "options": {"likeness": 1.0}}, 1.0),
+        ("note", {"stream_lr": 2e-3}, 1.0),
+        ("ecotta", {}, 1.0),
+        ("dss-style", {"stream_lr": 1e-3, "options": {"momentum": 0.9}}, 0.3),
+    ],
+)
+def test_adapts_to_noise(adapt, more, gain, tmp_path) -> None:
+    noisy = {"stream_noise": 0.35, "test_noise": 0.35, "stream_batch": 32}
+    settings = RunSettings(
+        method="spu", adapt=adapt, classes=20, tasks=2, epochs=3, **noisy, **more
+    )
+    result = run(settings, tmp_path / "x")
+    before, after = (
+        np.mean(
+            [x for row in result.matrices[result.evaluated][when] for x in row if x is not None]
+        )
+        for when in ("before", "after")
+    )
+    assert after >= before + gain
+
+
+class TestKeeping:
+    """Regularisers: the stronger the pull, the less changes of what they keep."""
+
+    def after_two(self, tiny, **changes: object) -> tuple[Learner, object]:
+        settings = RunSettings(classes=20, tasks=2, epochs=3, lr=1e-4, **changes)
+        learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
+        stream = build_scenario(settings, tiny)
+        learner.learn(stream.session(0))
+        return learner, stream.session(1)
+
+    @pytest.mark.parametrize(
+        ("method", "measure"), [("lwf", distillation_loss), ("prd", relation_distillation_loss)]
+    )
+    def test_the_old_models_answers(self, method, measure, tiny) -> None:
+        def changed(weight: float) -> float:
+            learner, session = self.after_two(tiny, method=method, options={"weight": weight})
+            learner.learn(session)
+            student, old = learner.student, learner.method.old
+            pixels = session.train.read(range(0, len(session.train), 7))
+            labels = torch.from_numpy(session.train.labels[::7]) + 10
+
+            def answers(net: Backbone) -> torch.Tensor:
+                images, texts = student.encode_pairs(pixels, labels, net)
+                return net.logit_scale * images @ texts.T
+
+            with torch.no_grad():
+                new, before = answers(student.backbone), answers(old)
+                # relation is a cross-entropy: what is left when nothing changed is its own entropy
+                return (measure(new, before, 1.0) - measure(before, before, 1.0)).item()
+
+        assert changed(1.0) < 0.5 * changed(0.0)
+
+    def test_mas_keeps_important_weights(self, tiny) -> None:
+        def moved(strength: float) -> float:
+            learner, session = self.after_two(tiny, method="mas", options={"strength": strength})
+            method = learner.method
+            assert isinstance(method, MAS)
+            anchor = {n: w.clone() for n, w in method.anchor.items()}
+            importance = {n: w.clone() for n, w in method.importance.items()}
+            learner.learn(session)
+            return quadratic_penalty(learner.student.backbone.weights(), anchor, importance).item()
+
+        assert moved(1000.0) < 0.5 * moved(0.0)
+
+
+class TestHolding:
+    """Adapters that hold on to where lessons ended stay nearer to it."""
+
+    def way(self, tiny, adapt: str, **options: float) -> float:
+        settings = RunSettings(
+            method="spu", adapt=adapt, classes=10, tasks=1, epochs=2, lr=1e-3, options=options
+        )
+        learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
+        session = build_scenario(settings, tiny).session(0)
+        learner.learn(session)
+        ended = {
+            n: w.detach().clone() for n, w in learner.student.backbone.first_mlp_weights().items()
+        }
+        for pixels in session.unlabelled.batches(20):
+            learner.adapt(pixels)
+        now = learner.student.backbone.weights()
+        return sum(float((now[n] - w).detach().abs().sum()) for n, w in ended.items())
+
+    def test_cotta_by_restoring_at_random(self, tiny) -> None:
+        held, free = (self.way(tiny, "cotta", restore=r, views=2) for r in (0.2, 0.0))
+        assert held < 0.8 * free
+
+    def test_psmt_by_its_pull(self, tiny) -> None:
+        held, free = (self.way(tiny, "psmt", pull=p, restore=0.0) for p in (5e7, 0.0))
+        assert held < 0.8 * free
+
+    def test_rmt_draws_features_to_the_prototypes(self, tiny) -> None:
+        settings = RunSettings(
+            method="spu",
+            adapt="rmt",
+            classes=10,
+            tasks=1,
+            epochs=2,
+            lr=1e-3,
+            options={"agree": 0.0},
+        )
+        learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
+        session = build_scenario(settings, tiny).session(0)
+        learner.learn(session)
+        method, student = learner.method.unlabelled, learner.student
+        pixels = session.unlabelled.read(range(0, len(session.unlabelled), 3))
+
+        def contrasted() -> float:
+            guess = method.stream_loss(student, pixels)
+            return guess.loss.item()
+
+        student.steps = 10_000  # the same augmentation before and after
+        before = contrasted()
+        student.steps = 0
+        for batch in session.unlabelled.batches(20):
+            learner.adapt(batch)
+        student.steps = 10_000
+        assert contrasted() < 0.97 * before

@@ -1,0 +1,89 @@
+"""The report's page in a real browser."""
+
+from pathlib import Path
+
+import pytest
+
+from dosapp.experiments.store import read_results
+from dosapp.report import write_report
+from dosapp.report.tables import WITH_COSTS, comma_separated, latex, rows
+from support.settings import in_a_browser
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("page")
+    write_report(
+        read_results([ROOT / "results" / "foundation"]), place, "A page", columns=WITH_COSTS
+    )
+    return place
+
+
+@in_a_browser
+def test_the_page_has_no_errors_and_its_table_sorts(folder, browser) -> None:
+    said: list[str] = []
+    page = browser.new_page()
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda asked: said.append(asked.url) if "file:" not in asked.url else 0)
+    page.goto(f"file://{folder}/report.html")
+
+    def column(n: int) -> list[str]:
+        return page.locator(f"tbody tr td:nth-child({n + 1})").all_inner_texts()
+
+    before = column(0)
+    page.get_by_role("button", name="Acc").click()
+    best_first = [float(text.split(" ")[0]) for text in column(1)]
+    assert best_first == sorted(best_first, reverse=True)
+    page.get_by_role("button", name="Acc").click()
+    assert [float(text.split(" ")[0]) for text in column(1)] == best_first[::-1]
+    page.get_by_role("button", name="F ↓").click()
+    assert column(2)[-1] == "–"  # joint training has no forgetting
+    page.get_by_role("button", name="method").click()
+    assert column(0) == sorted(before, key=str.lower)
+    pictures = page.locator("figure svg")
+    assert pictures.count() >= 5
+    assert all(pictures.nth(n).bounding_box()["height"] > 100 for n in range(pictures.count()))
+    page.close()
+    assert said == []
+
+
+def test_datasets_have_figures_of_their_own(tmp_path) -> None:
+    found = read_results([ROOT / "results" / "real-small"])
+    few = [r for r in found if r.label in ("FLYP", "SPU + D^u", "DoSAPP")]
+    table = write_report(few, tmp_path, "Two")
+    assert [row.data for row in table] == ["cifar100"] * 3 + ["gtsrb"] * 3
+    assert [row.name for row in table][:2] == ["FLYP, cifar100", "SPU + D^u, cifar100"]
+    for data in ("cifar100", "gtsrb"):
+        assert (tmp_path / f"accuracy-{data}.png").stat().st_size > 3000
+        assert (
+            f"Accuracy on everything seen so far, {data}" in (tmp_path / "report.html").read_text()
+        )
+    assert not (tmp_path / "accuracy.png").exists()
+
+
+def test_every_figure_comes_as_png_svg_and_pdf(folder) -> None:
+    for name in ("accuracy", "forgetting", "stream", "plane", "labels"):
+        for suffix in ("png", "svg", "pdf"):
+            assert (folder / f"{name}.{suffix}").stat().st_size > 3000
+
+
+def test_latex_has_the_best_of_each_column_in_bold() -> None:
+    text = latex(rows(read_results([ROOT / "results" / "foundation"])))
+    assert text.count(r"\textbf") == 4
+    joint = next(line for line in text.splitlines() if line.startswith("Joint"))
+    assert r"\textbf{94.6 $\pm$ 0.6}" in joint
+    assert "SPU + $D^u$" in text
+
+
+def test_csv_is_unrounded_and_names_the_runs() -> None:
+    import csv
+    import io
+
+    table = rows(read_results([ROOT / "results" / "foundation"]))
+    lines = list(csv.DictReader(io.StringIO(comma_separated(table))))
+    ours = next(line for line in lines if line["method"] == "DoSAPP")
+    assert float(ours["accuracy"]) == pytest.approx(86.3, abs=0.06)
+    assert len(ours["keys"].split()) == int(ours["seeds"]) == 5

@@ -1,0 +1,251 @@
+"""What the documents promise, done."""
+
+import contextlib
+import json
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from dosapp import Client, methods
+from dosapp.experiments.grid import read_grid, select_results
+from dosapp.experiments.metrics import DEFINITIONS, OF_R, previous_tasks
+from dosapp.experiments.result import Result
+from dosapp.experiments.store import read_results
+from dosapp.paper.ledger import open_ledgers
+from dosapp.paper.reproduce import Scale, tables
+from dosapp.report import speed
+from dosapp.report.tables import (
+    COLUMNS,
+    WITH_COSTS,
+    abilities,
+    markdown,
+    on_the_stream,
+    paired,
+    rows,
+)
+from dosapp.settings import TUNED
+from support import method_checks
+from support.cli import FLAGS, dosapp
+from support.settings import shared_only
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    lines = [line for block in blocks(README, "sh") for line in block.splitlines()]
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def test_the_two_commands_are_the_makefiles() -> None:
+    makes = [words[1] for words in commands() if words[0] == "make"]
+    assert makes == ["demo", "test"]
+    for target in makes:
+        assert f"\n{target}: " in (ROOT / "Makefile").read_text()
+
+
+def test_every_dosapp_command_runs(tmp_path, monkeypatch) -> None:
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    Image.new("RGB", (50, 40), (200, 90, 10)).save(tmp_path / "fox.jpg")
+    extra = {"run": FLAGS, "grid": ["--dry-run"]}
+    with contextlib.ExitStack() as stack:
+        for program, command, *words in (c for c in commands() if len(c) > 1):
+            if program != "dosapp":
+                continue
+            if command == "serve":  # it goes on while the commands after it are tried
+                monkeypatch.setenv("DOSAPP_URL", stack.enter_context(serving(words, tmp_path)))
+                continue
+            dosapp(command, *words, *extra.get(command, []), cwd=tmp_path)
+    assert (tmp_path / "runs/x/result.json").exists()
+    assert (tmp_path / "report/report.html").exists()
+
+
+@contextlib.contextmanager
+def serving(words: list[str], folder: Path):
+    """`dosapp serve` as the page says, on a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [
+        sys.executable,
+        "-m",
+        "dosapp",
+        "serve",
+        *(port if w == "8000" else w for w in words),
+    ]
+    with (
+        subprocess.Popen(command, cwd=folder) as process,
+        Client(f"http://127.0.0.1:{port}") as one,
+    ):
+        try:
+            one.wait(240)
+            yield one.url
+        finally:
+            process.terminate()
+
+
+def test_the_python_example_runs(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pictures = [Image.new("RGB", (40 + n, 50), (40 * n, 90, 10)) for n in range(6)]
+    names = ("fox_pictures", "wolf_pictures", "pictures_from_traffic", "more_pictures")
+    space = dict.fromkeys(names, pictures)
+    (code,) = blocks(README, "python")
+    with pytest.warns(UserWarning, match="smaller batch"):
+        exec(code, space)  # our own README
+    assert space["learner"].classes == ["red fox", "grey wolf"]
+
+
+def test_a_method_is_one_file_and_gets_every_check(small, tiny, tmp_path, monkeypatch) -> None:
+    (code,) = blocks((ROOT / "CONTRIBUTING.md").read_text(), "python")
+    space = {}
+    exec(code, space)
+    monkeypatch.setattr(
+        methods, "METHODS", {**methods.METHODS, "enabled_mitigations": space["Careful"]}
+    )
+    settings = small(method="spu", adapt="enabled_mitigations", options={"sure": 0.2})
+    method_checks.inputs_are_not_modified(settings, tiny)
+    method_checks.predicting_changes_nothing(settings, tiny)
+    method_checks.load_of_save_answers_and_learns_the_same(settings, tiny, tmp_path / "x")
+    method_checks.odd_batches_work(settings, tiny)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda f: f.stem)
+def test_every_config_opens_with_its_command_and_can_be_planned(file: Path) -> None:
+    first = file.read_text().splitlines()[0]
+    assert first.startswith(f"# dosapp grid configs/{file.name}")
+    assert read_grid(file)
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!http|#)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_result_format_is_described() -> None:
+    text = (ROOT / "docs" / "result-format.md").read_text()
+    for name in Result.model_fields:
+        assert f"`{name}`" in text, name
+    assert "forgetting" in DEFINITIONS
+
+
+def test_committed_results_are_whole_and_of_this_format() -> None:
+    files = sorted((ROOT / "results").rglob("result.json"))
+    for file in files:
+        assert Result.read(file).key == file.parent.name
+
+
+@pytest.mark.parametrize("store", ["foundation", "mitigations", "probe", "real-small", "tiny"])
+def test_committed_numbers_are_those_of_their_matrices(store) -> None:
+    """By today's formulas: a definition cannot change and leave old numbers behind."""
+    for result in read_results([ROOT / "results" / store]):
+        R = np.array(result.R, dtype=float)
+        for name, formula in OF_R.items():
+            assert result.metrics[name] == pytest.approx(number(formula(R))), name
+        for when, said in result.previous_tasks.items():
+            measured = np.array(result.matrices[result.evaluated][when], dtype=float)
+            assert said == pytest.approx(previous_tasks(measured))
+
+
+def number(value: float) -> float | None:
+    return None if np.isnan(value) else value
+
+
+def test_the_tables_in_the_docs_are_the_reports() -> None:
+    page = (ROOT / "docs" / "does-it-work.md").read_text()
+    main, probe = (
+        rows(read_results([ROOT / "results" / name])) for name in ("foundation", "probe")
+    )
+    for table in (markdown(main), paired(main, "DoSAPP"), on_the_stream(main), markdown(probe)):
+        assert table in page
+
+
+def test_the_tables_of_methods_are_the_reports() -> None:
+    page = (ROOT / "docs" / "methods.md").read_text()
+
+    def table(name: str, store: str, *, only: str = ""):
+        found = select_results(
+            ROOT / "configs" / f"{name}.yaml", read_results([ROOT / "results" / store])
+        )
+        return rows([r for r in found if not only or r.settings[only] or not r.settings["stream"]])
+
+    every = table("methods", "tiny")
+    assert markdown(every, WITH_COSTS) in page
+    assert abilities() in page
+    short = {name: COLUMNS[name] for name in ("accuracy", "forgetting")}
+    for only in ("imbalanced", "one_class"):
+        part = table("mitigations", "mitigations", only=only)
+        assert all(len(row.results) == 5 for row in part)
+        assert markdown(part, short) in page
+        assert paired(part, "DoSAPP") in page
+
+
+def test_the_tables_of_speed_are_what_was_measured() -> None:
+    """From the committed files of the benchmark."""
+    large, middle = (
+        json.loads((ROOT / "results" / "bench" / name / "bench.json").read_text())
+        for name in (".", "middle")
+    )
+    assert (large["model"], middle["model"]) == ("ViT-B-16", "middle")
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert speed.table(large) in page
+    for name, value in large["more"].items():
+        assert f"| {name} | {value:.3f} |" in page
+    assert speed.slopes(middle["growth"]) in page
+
+
+def test_every_method_has_its_paragraph() -> None:
+    page = (ROOT / "docs" / "methods.md").read_text()
+    for name in methods.METHODS:
+        assert re.search(rf"\*\*{name}\*\*", page), name
+
+
+def test_shipped_rates_say_where_they_come_from() -> None:
+    assert TUNED.read_text().startswith("# dosapp tune")
+    rates = yaml.safe_load(TUNED.read_text())
+    assert set(rates["rates"]) == set(rates["seen"])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:momenta")  # the ablations want them so
+def test_the_committed_ledger_is_what_the_store_says(tmp_path) -> None:
+    """Every cell again from stored results; nothing is computed and nothing is copied."""
+    books = open_ledgers(list(tables()), Scale.named("tiny"), ROOT / "results" / "tiny")
+    wanted = "\n".join(book.markdown() for book in books)
+    assert (ROOT / "results" / "tiny" / "ledger-tiny.md").read_text() == wanted
+    assert "not run" not in wanted
+
+
+@shared_only
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*results cannot be compared with published ones")
+@pytest.mark.parametrize("name", ["main", "test-time", "ttl-before-after"])
+def test_the_ledgers_of_real_pictures_are_what_the_store_says(name, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)  # the scale's paths are relative to it
+    [book] = open_ledgers([name], Scale.named("real-small"), ROOT / "results" / "real-small")
+    committed = ROOT / "results" / "real-small" / f"ledger-real-small-{name}.md"
+    assert committed.read_text() == book.markdown()
+    assert "not run" not in committed.read_text()
+
+
+def test_the_page_counts_the_claims_as_the_ledger_does() -> None:
+    page = (ROOT / "docs" / "reproduction.md").read_text()
+    files = [ROOT / "results/tiny/ledger-tiny.json", *ROOT.glob("results/real-small/ledger-*.json")]
+    for book in (book for file in files for book in json.loads(file.read_text())):
+        said = [claim["said"] for claim in book.get("claims", [])]
+        if said:
+            counts = [said.count(word) for word in ("agrees", "within noise", "disagrees")]
+            line = " | ".join([book["table"], *(str(count or "") for count in counts)])
+            assert re.sub(" +", " ", f"| {line} |") in page, line
