@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from dosapp.backbones.clip import CLIPBackbone, load_backbone
+from dosapp.backbones.clip import CLIPBackbone
+from dosapp.backbones.registry import load_backbone
 from dosapp.settings import LearnerSettings, RunSettings
 from support.settings import CHROMIUM, SMALL
 

@@ -85,7 +85,7 @@ def test_the_learner_of_version_0_1_is_read_back(tiny) -> None:
 
 def test_a_served_answer(tiny) -> None:
     history, _, _ = pins.old_versions()
-    scenario = build_scenario(RunSettings.parse(pins.SETTINGS), tiny)
+    scenario = build_scenario(RunSettings.parse(pins.SETTINGS), tiny.preprocess)
     answer = pins.served(history.folder, scenario.tasks[0].test.read([0])[0])
     pin = PINS["served"]
     assert answer["version"] == pin["version"]

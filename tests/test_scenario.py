@@ -10,8 +10,13 @@ from dosapp.data.base import Dataset, Split
 from dosapp.data.images import InMemoryImages, UnlabelledImages
 from dosapp.data.registry import SYNTHETIC
 from dosapp.errors import InputError
-from dosapp.experiments.plan import build_scenario, first_classes
+from dosapp.experiments.plan import build_scenario
 from dosapp.scenario import Session, concat_scenarios, split_dataset
+
+
+def first_classes(dataset, count):
+    return dataclasses.replace(dataset, classes=dataset.classes[:count])
+
 
 SHAPES = first_classes(SYNTHETIC["shapes"].dataset(32, train=6, test=12), 12)
 SIGNS = first_classes(SYNTHETIC["signs"].dataset(32, train=4, test=4), 4)
@@ -28,7 +33,9 @@ def test_tasks_are_disjoint_and_in_order(stream) -> None:
 
 
 def test_a_caption_of_ones_own_is_part_of_the_stream(small, tiny) -> None:
-    usual, own = (build_scenario(small(caption=c), tiny) for c in ("", "a drawing of a {}."))
+    usual, own = (
+        build_scenario(small(caption=c), tiny.preprocess) for c in ("", "a drawing of a {}.")
+    )
     assert own.hash != usual.hash
     assert own.session(0).prompts[own.classes[0]].caption("star") == "a drawing of a star."
     assert own.tasks[0].prompts.evaluate == ("a drawing of a {}.",)
@@ -86,7 +93,7 @@ def test_the_hash_sees_labels() -> None:
 
 
 def test_chunks_never_repeat_a_picture(stream) -> None:
-    chunked = stream.chunks()
+    chunked = stream.disjoint()
     keys = [key for t in range(4) for key in chunked.session(t).unlabelled.keys()]
     assert len(keys) == len(set(keys)) == 4 * 18
     assert any(
@@ -119,16 +126,16 @@ def test_fraction_noise_order_and_absence(stream) -> None:
     assert torch.equal(noisy.tasks[0].test.read([0]), stream.tasks[0].test.read([0]))
     blocks = stream.correlated().stream_labels(3)
     assert (np.diff(blocks) != 0).sum() == 11
-    assert len(stream.without_unlabelled().session(3).unlabelled) == 0
+    assert len(stream.without_stream().session(3).unlabelled) == 0
     full = stream.full_test()
     assert len(full.tasks[0].test) == 36
     assert len(full.session(0).unlabelled) == 0
 
 
 def test_the_full_test_is_full_whatever_is_done_to_the_stream(small, tiny) -> None:
-    whole = build_scenario(small(full_test=True), tiny)
-    for changes in ({"fraction": 0.25}, {"imbalanced": True}, {"stream_noise": 0.3}):
-        changed = build_scenario(small(full_test=True, **changes), tiny)
+    whole = build_scenario(small(full_test=True), tiny.preprocess)
+    for changes in ({"stream_fraction": 0.25}, {"imbalanced": True}, {"stream_noise": 0.3}):
+        changed = build_scenario(small(full_test=True, **changes), tiny.preprocess)
         assert len(changed.tasks[0].test) == len(whole.tasks[0].test) == 24
         assert torch.equal(changed.tasks[0].test.read([20]), whole.tasks[0].test.read([20]))
 

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from dosapp.scenario import Scenario, Session, concat_scenarios, split_dataset
     from dosapp.service.client import Client
     from dosapp.settings import LearnerSettings, RunSettings
-    from dosapp.student.student import Selection, Student
+    from dosapp.student.selection import Selection
+    from dosapp.student.student import Student
+
+from dosapp.errors import InputError
 
 _HOMES = {
     "dosapp.data.registry": ("load_dataset",),

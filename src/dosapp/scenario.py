@@ -1,6 +1,7 @@
-"""Datasets → tasks with disjoint classes → sessions: lessons with labels, then a stream without.
+"""A scenario: tasks with disjoint classes, learned in sessions with labels and a stream without.
 
-A stream is a value. Every modifier returns a new one, and every order is a function of the seed.
+A scenario is an immutable value. Every modifier returns a new one, and every order of images is a
+function of the seed.
 """
 
 import hashlib
@@ -15,7 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dosapp.data.base import Control, Dataset, Prompts, Rows, Split, check_class_names
+from dosapp.data.base import (
+    ControlSet,
+    Dataset,
+    ImageArray,
+    Prompts,
+    Rows,
+    Split,
+    check_class_names,
+)
 from dosapp.data.images import InMemoryImages, LabelledImages, UnlabelledImages, concat_images
 from dosapp.errors import InputError
 from dosapp.runtime.rng import numpy_rng
@@ -23,64 +32,90 @@ from dosapp.runtime.rng import numpy_rng
 
 @dataclass(frozen=True)
 class Task:
-    """Classes nobody else has, their lessons, their part of D^u (`field`) and of D^e (`test`)."""
+    """Classes that no other task has, with their images. D^u and D^e halve the test set."""
 
     classes: tuple[str, ...]
     prompts: Prompts
     train: LabelledImages
-    unlabelled: LabelledImages
-    test: LabelledImages
+    unlabelled: LabelledImages  # D^u; the labels are for measuring only
+    test: LabelledImages  # D^e
 
 
 @dataclass(frozen=True)
 class Session:
-    """What a learner is given at once: labelled classes, then an unlabelled stream."""
+    """What a learner gets at once: labelled images of some classes, then a stream.
+
+    Example:
+        >>> import torch
+        >>> images = {"fox": torch.zeros(2, 3, 32, 32, dtype=torch.uint8)}
+        >>> len(Session.from_images(images).train)
+        2
+    """
 
     classes: tuple[str, ...]
     prompts: Mapping[str, Prompts]
     train: LabelledImages
     unlabelled: UnlabelledImages
 
-    def check_images(self, otherwise: str) -> None:
-        """Make sure that every class has a picture, or say what is missing without one."""
-        known = {self.classes[label] for label in self.train.labels}
-        missing = next((name for name in self.classes if name not in known), None)
+    def check_images(self, consequence: str) -> None:
+        """Raise an `InputError` if a class has no training images."""
+        present = {self.classes[label] for label in self.train.labels}
+        missing = next((name for name in self.classes if name not in present), None)
         if missing is not None:
-            raise InputError(f"class '{missing}' has no training images, so {otherwise}; give one")
+            raise InputError(f"class '{missing}' has no training images, so {consequence}; add one")
 
     @classmethod
     def from_images(cls, images: Mapping[str, Tensor], prompts: Prompts | None = None) -> "Session":
-        """A lesson from tensors: class name → `uint8 [n, 3, H, W]`. For one's own program."""
+        """Make a session from tensors.
+
+        Args:
+            images: Class name → `uint8 [n, 3, H, W]` at the backbone's size.
+            prompts: Captions of all classes.
+
+        Returns:
+            The session, without a stream.
+        """
         names = tuple(str(name) for name in images)
-        check_class_names(names, "the lesson")
-        for name, found in images.items():
-            if not isinstance(found, Tensor) or found.dtype != torch.uint8 or found.ndim != 4:
-                kind = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else found
+        check_class_names(names, "the session")
+        for name, pixels in images.items():
+            is_tensor = isinstance(pixels, Tensor)
+            if not is_tensor or pixels.dtype != torch.uint8 or pixels.ndim != 4:
+                kind = f"{pixels.dtype} {list(pixels.shape)}" if is_tensor else pixels
                 raise InputError(f"images of '{name}' are {kind}; give a uint8 tensor [n, 3, H, W]")
-        if len({found.shape[1:] for found in images.values()}) > 1:
-            raise InputError("the lesson's images have different sizes; give them all the same")
-        pixels = torch.cat(list(images.values()))
-        labels = np.repeat(np.arange(len(names)), [len(found) for found in images.values()])
-        part = Split(InMemoryImages(pixels), labels)
-        train = LabelledImages.from_split(part, np.arange(len(labels)), labels)
+            if not len(pixels):
+                raise InputError(
+                    f"class '{name}' has no images; give at least one, or leave it out"
+                )
+        if len({pixels.shape[1:] for pixels in images.values()}) > 1:
+            raise InputError("the session's images have different sizes; give them all the same")
+        labels = np.repeat(np.arange(len(names)), [len(pixels) for pixels in images.values()])
+        split = Split(InMemoryImages(torch.cat(list(images.values()))), labels)
+        train = LabelledImages.from_split(split, np.arange(len(labels)), labels)
         return cls(names, {name: prompts or Prompts() for name in names}, train, train.empty())
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Tasks in order, and how their unlabelled pictures come back session after session."""
+    """Tasks in order, and how their unlabelled images are streamed after each session.
+
+    Usually session t trains task t; joint training has the same tasks in one session.
+
+    Example:
+        >>> from dosapp import load_backbone, load_dataset, split_dataset
+        >>> dataset = load_dataset("shapes", load_backbone("tiny").preprocess)
+        >>> len(split_dataset(dataset, tasks=5).session(1).classes)
+        20
+    """
 
     name: str
     tasks: tuple[Task, ...]
     seed: int
-    controls: tuple[tuple[Control, Prompts], ...] = ()
-    revisits_images: bool = (
-        True  # session t streams D^u of all seen tasks; else disjoint chunks of it
-    )
+    controls: tuple[tuple[ControlSet[ImageArray], Prompts], ...] = ()
+    revisits_images: bool = True  # each session streams D^u of all seen tasks, else a part of it
     order: Literal["shuffled", "correlated", "one class"] = "shuffled"
-    is_joint: bool = False  # joint training: one session with every class
-    boundaries: tuple[int, ...] = ()  # the tasks before which another dataset begins
-    skipped: int = 0  # pictures that could not be read
+    is_joint: bool = False  # one session with every class
+    boundaries: tuple[int, ...] = ()  # tasks before which another dataset begins
+    skipped: int = 0  # unreadable images that were left out on request
 
     # Modifiers
 
@@ -88,16 +123,16 @@ class Scenario:
         """Draw each task's D^u from a Dirichlet whose total concentration is its class count."""
 
         def draw(number: int, task: Task) -> LabelledImages:
-            random = numpy_rng("imbalanced", self.seed, number)
-            share = random.dirichlet(np.ones(len(task.classes)))
-            wanted = random.multinomial(len(task.unlabelled), share)
+            rng = numpy_rng("imbalanced", self.seed, number)
+            shares = rng.dirichlet(np.ones(len(task.classes)))
+            counts = rng.multinomial(len(task.unlabelled), shares)
             kept = [
-                random.permutation(np.flatnonzero(task.unlabelled.labels == c))[:n]
-                for c, n in enumerate(wanted)
+                rng.permutation(np.flatnonzero(task.unlabelled.labels == label))[:count]
+                for label, count in enumerate(counts)
             ]
             return task.unlabelled.subset(np.sort(np.concatenate(kept)))
 
-        return self._with_unlabelled(draw)
+        return self._map_unlabelled(draw)
 
     def fraction(self, share: float) -> "Scenario":
         """Keep this share of every task's D^u."""
@@ -108,10 +143,10 @@ class Scenario:
             order = numpy_rng("fraction", self.seed, number).permutation(len(task.unlabelled))
             return task.unlabelled.subset(np.sort(order[: round(share * len(order))]))
 
-        return self._with_unlabelled(draw)
+        return self._map_unlabelled(draw)
 
     def noisy(self, *, stream: float = 0.0, test: float = 0.0) -> "Scenario":
-        """Gaussian noise on D^u and on D^e, σ in [0, 1] pixels, clipped."""
+        """Add Gaussian noise to D^u and D^e, σ in [0, 1] pixels, clipped."""
         if stream < 0 or test < 0:
             raise InputError(f"noise is {min(stream, test)}; a standard deviation is at least 0")
         tasks = tuple(
@@ -125,113 +160,122 @@ class Scenario:
         return replace(self, tasks=tasks)
 
     def correlated(self) -> "Scenario":
-        """Each session's stream comes class by class, in a random order of classes."""
+        """Stream class by class, in a random order of classes."""
         return replace(self, order="correlated")
 
     def one_class(self) -> "Scenario":
-        """Each session's stream shows one of the classes met so far, as long as it was before."""
+        """Stream a single seen class in each session, as many images as before."""
         return replace(self, order="one class")
 
-    def chunks(self) -> "Scenario":
-        """No picture of D^u is ever seen twice: each session gets its own chunk of each task's."""
+    def disjoint(self) -> "Scenario":
+        """Never stream an image twice: each session gets its own part of each task's D^u."""
         return replace(self, revisits_images=False)
 
-    def without_unlabelled(self) -> "Scenario":
-        return self._with_unlabelled(
+    def without_stream(self) -> "Scenario":
+        """Stream nothing."""
+        return self._map_unlabelled(
             lambda number, task: task.unlabelled.subset(np.zeros(0, dtype=np.int64))
         )
 
     def full_test(self) -> "Scenario":
         """Evaluate on D^u ∪ D^e and stream nothing."""
         tasks = tuple(
-            replace(t, test=concat_images([t.test, t.unlabelled], [0, 0])) for t in self.tasks
+            replace(task, test=concat_images([task.test, task.unlabelled], [0, 0]))
+            for task in self.tasks
         )
-        return replace(self, tasks=tasks).without_unlabelled()
+        return replace(self, tasks=tasks).without_stream()
 
     def joint(self) -> "Scenario":
+        """Train all tasks in one session."""
         return replace(self, is_joint=True)
 
-    def _with_unlabelled(self, draw: "UnlabelledOf") -> "Scenario":
-        tasks = tuple(replace(t, unlabelled=draw(n, t)) for n, t in enumerate(self.tasks))
+    def _map_unlabelled(self, draw: Callable[[int, Task], LabelledImages]) -> "Scenario":
+        tasks = tuple(
+            replace(task, unlabelled=draw(number, task)) for number, task in enumerate(self.tasks)
+        )
         return replace(self, tasks=tasks)
 
-    # What a learner is given
+    # Sessions
 
     @property
     def task_groups(self) -> list[list[int]]:
-        """The tasks each session teaches."""
-        everything = list(range(len(self.tasks)))
-        return [everything] if self.is_joint else [[n] for n in everything]
+        """The tasks that each session trains."""
+        tasks = list(range(len(self.tasks)))
+        return [tasks] if self.is_joint else [[n] for n in tasks]
 
     @property
     def classes(self) -> tuple[str, ...]:
+        """All class names, in the order in which they are learned."""
         return tuple(name for task in self.tasks for name in task.classes)
 
     def seen_tasks(self, session: int) -> list[int]:
-        """The tasks met up to and including this session."""
+        """The tasks trained up to and including this session."""
         return [n for group in self.task_groups[: session + 1] for n in group]
 
     def session(self, number: int) -> Session:
+        """The data of a session."""
         tasks = [self.tasks[n] for n in self.task_groups[number]]
         classes = tuple(name for task in tasks for name in task.classes)
         offsets = np.cumsum([0, *(len(task.classes) for task in tasks)])[:-1]
         train = concat_images([task.train for task in tasks], offsets.tolist())
         prompts = {name: task.prompts for task in tasks for name in task.classes}
-        return Session(classes, prompts, train, self._stream(number).unlabelled())
+        return Session(classes, prompts, train, self._stream(number).drop_labels())
 
-    def stream_labels(self, number: int) -> Rows:
-        """Labels of a session's stream, positions in `classes`; for the meter, not the learner."""
-        return self._stream(number).labels
+    def stream_labels(self, session: int) -> Rows:
+        """True labels of a session's stream, indices of `classes`: for measuring only."""
+        return self._stream(session).labels
 
-    def _stream(self, number: int) -> LabelledImages:
+    def _stream(self, session: int) -> LabelledImages:
         starts = np.cumsum([0, *(len(task.classes) for task in self.tasks)])[:-1]
-        seen = self.seen_tasks(number)
-        parts = [self._chunk(number, n) for n in seen]
+        seen = self.seen_tasks(session)
+        parts = [self._streamed_part(session, n) for n in seen]
         stream = concat_images(parts, [int(starts[n]) for n in seen])
-        random = numpy_rng("stream", self.seed, number)
-        order = random.permutation(len(stream))
+        rng = numpy_rng("stream", self.seed, session)
+        order = rng.permutation(len(stream))
         if self.order == "correlated":
-            rank = random.permutation(len(self.classes))
+            rank = rng.permutation(len(self.classes))
             order = order[np.argsort(rank[stream.labels[order]], kind="stable")]
         if self.order == "one class" and len(stream):
-            only = np.flatnonzero(stream.labels == random.choice(np.unique(stream.labels)))
-            order = random.choice(only, size=len(stream))
+            only = np.flatnonzero(stream.labels == rng.choice(np.unique(stream.labels)))
+            order = rng.choice(only, size=len(stream))
         return stream.subset(order)
 
-    def _chunk(self, number: int, task: int) -> LabelledImages:
-        part = self.tasks[task].unlabelled
+    def _streamed_part(self, session: int, task: int) -> LabelledImages:
+        """The images of a task's D^u that a session streams."""
+        images = self.tasks[task].unlabelled
         if self.revisits_images:
-            return part
+            return images
         first = next(s for s, group in enumerate(self.task_groups) if task in group)
-        order = numpy_rng("chunks", self.seed, task).permutation(len(part))
-        return part.subset(np.array_split(order, len(self.task_groups) - first)[number - first])
+        order = numpy_rng("chunks", self.seed, task).permutation(len(images))
+        return images.subset(np.array_split(order, len(self.task_groups) - first)[session - first])
 
     def check(self) -> None:
-        """Read every picture once; a bad one is named before any learning starts."""
+        """Read every image once, so that an unreadable one is named before training starts."""
         for task in self.tasks:
-            for source in {id(s): s for s in (*task.train.sources, *task.test.sources)}.values():
-                source.check()
+            for array in {id(a): a for a in (*task.train.arrays, *task.test.arrays)}.values():
+                array.check()
 
-    # What it says of itself
+    # Identity
 
     @cached_property
     def hash(self) -> str:
+        """A hash of the manifest, part of the key of a result."""
         return hashlib.sha256(json.dumps(self.manifest()).encode()).hexdigest()[:16]
 
     def manifest(self) -> dict[str, object]:
-        """Every picture in its place; two streams with one hash show a learner the same things."""
+        """Every image in its place; two scenarios with one hash show a learner the same data."""
         return {
             "name": self.name,
             "seed": self.seed,
             "sessions": [
                 {
                     "classes": self.session(n).classes,
-                    "train": self.session(n).train.labelled_image_keys(),
-                    "stream": self._stream(n).labelled_image_keys(),
+                    "train": self.session(n).train.labelled_keys(),
+                    "stream": self._stream(n).labelled_keys(),
                 }
                 for n in range(len(self.task_groups))
             ],
-            "tests": [task.test.labelled_image_keys() for task in self.tasks],
+            "tests": [task.test.labelled_keys() for task in self.tasks],
             "controls": [
                 [
                     control.classes,
@@ -257,32 +301,43 @@ class Scenario:
         return "\n".join(lines)
 
 
-UnlabelledOf = Callable[[int, Task], LabelledImages]
-
-
 def split_dataset(
-    dataset: Dataset,
+    dataset: Dataset[ImageArray],
     tasks: int | Sequence[Sequence[str]] = 10,
     *,
     seed: int = 0,
     order: Sequence[str] | None = None,
 ) -> Scenario:
-    """A dataset as a stream: so many tasks over a class order, or the classes of each task by name.
+    """Split a dataset into tasks. The test split is halved per class into D^u and D^e.
 
-    The test part is halved per class: one half streams unlabelled, the other evaluates.
+    Args:
+        dataset: The data.
+        tasks: The number of tasks, or the class names of each task.
+        seed: Of the halves and of the streams.
+        order: Class names in the order in which they are learned.
+
+    Returns:
+        The scenario.
+
+    Raises:
+        InputError: A class is unknown, repeated, or has too few images.
+
+    Example:
+        >>> from dosapp import load_backbone, load_dataset
+        >>> dataset = load_dataset("shapes", load_backbone("tiny").preprocess)
+        >>> len(split_dataset(dataset, tasks=4).tasks)
+        4
     """
-    groups = _groups(dataset, tasks, order)
-    position = {name: n for n, name in enumerate(dataset.classes)}
-    made = []
-    for group in groups:
-        train, field, test = [], [], []
+    label_of = {name: n for n, name in enumerate(dataset.classes)}
+    split: list[Task] = []
+    for group in _group_classes(dataset, tasks, order):
+        train, unlabelled, test = [], [], []
         for name in group:
-            label = position[name]
-            rows = np.flatnonzero(dataset.train.labels == label)
+            rows = np.flatnonzero(dataset.train.labels == label_of[name])
             if not len(rows):
                 raise InputError(f"class '{name}' of {dataset.name} has no training images")
             train.append(rows)
-            rows = np.flatnonzero(dataset.test.labels == label)
+            rows = np.flatnonzero(dataset.test.labels == label_of[name])
             if len(rows) < 2:
                 raise InputError(
                     f"class '{name}' of {dataset.name} has {len(rows)} test image(s); at least 2 "
@@ -290,70 +345,83 @@ def split_dataset(
                 )
             rows = numpy_rng("halves", seed, name).permutation(rows)
             half = math.ceil(len(rows) / 2)
-            field.append(np.sort(rows[:half]))
+            unlabelled.append(np.sort(rows[:half]))
             test.append(np.sort(rows[half:]))
-        made.append(
+        split.append(
             Task(
                 tuple(group),
                 dataset.prompts,
-                _labelled(dataset.train, train),
-                _labelled(dataset.test, field),
-                _labelled(dataset.test, test),
+                _select_rows(dataset.train, train),
+                _select_rows(dataset.test, unlabelled),
+                _select_rows(dataset.test, test),
             )
         )
     controls = ((dataset.control, dataset.prompts),) if dataset.control else ()
     skipped = dataset.train.skipped + dataset.test.skipped
-    return Scenario(dataset.name, tuple(made), seed, controls, skipped=skipped)
+    return Scenario(dataset.name, tuple(split), seed, controls, skipped=skipped)
 
 
-def concat_scenarios(*streams: Scenario) -> Scenario:
-    """One long sequence with one growing class space."""
-    first = streams[0]
-    names = [name for stream in streams for name in stream.classes]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
+def concat_scenarios(*scenarios: Scenario) -> Scenario:
+    """Concatenate scenarios into one long sequence with one growing class space.
+
+    Args:
+        scenarios: With disjoint class names, the same seed and the same modifiers.
+
+    Returns:
+        The long scenario.
+
+    Example:
+        >>> from dosapp import load_backbone, load_dataset, split_dataset
+        >>> preprocess = load_backbone("tiny").preprocess
+        >>> parts = [split_dataset(load_dataset(n, preprocess), 2) for n in ("shapes", "signs")]
+        >>> concat_scenarios(*parts).boundaries
+        (2,)
+    """
+    first = scenarios[0]
+    names = [name for scenario in scenarios for name in scenario.classes]
+    repeated = {name for name in names if names.count(name) > 1}
+    if repeated:
         raise InputError(
-            f"class '{min(twice)}' is in two of the streams to join; class names must be disjoint"
+            f"class '{min(repeated)}' is in two of the scenarios; class names must be disjoint"
         )
-    if (
-        len(
-            {
-                (s.seed, s.revisits_images, s.order, s.is_joint, s.tasks[0].unlabelled.noise)
-                for s in streams
-            }
-        )
-        > 1
-    ):
-        raise InputError("the streams to join have different seeds or modifiers; modify them after")
-    starts = np.cumsum([len(stream.tasks) for stream in streams])[:-1]
+    modifiers = {
+        (s.seed, s.revisits_images, s.order, s.is_joint, s.tasks[0].unlabelled.noise)
+        for s in scenarios
+    }
+    if len(modifiers) > 1:
+        raise InputError("the scenarios have different seeds or modifiers; modify them after")
+    starts = np.cumsum([len(scenario.tasks) for scenario in scenarios])[:-1]
     return replace(
         first,
         boundaries=tuple(starts.tolist()),
-        name="+".join(stream.name for stream in streams),
-        tasks=tuple(task for stream in streams for task in stream.tasks),
-        controls=tuple(control for stream in streams for control in stream.controls),
-        skipped=sum(stream.skipped for stream in streams),
+        name="+".join(scenario.name for scenario in scenarios),
+        tasks=tuple(task for scenario in scenarios for task in scenario.tasks),
+        controls=tuple(control for scenario in scenarios for control in scenario.controls),
+        skipped=sum(scenario.skipped for scenario in scenarios),
     )
 
 
-def _labelled(part: Split, rows_by_class: list[Rows]) -> LabelledImages:
+def _select_rows(split: Split[ImageArray], rows_by_class: list[Rows]) -> LabelledImages:
     labels = np.repeat(np.arange(len(rows_by_class)), [len(rows) for rows in rows_by_class])
-    return LabelledImages.from_split(part, np.concatenate(rows_by_class), labels)
+    return LabelledImages.from_split(split, np.concatenate(rows_by_class), labels)
 
 
-def _groups(
-    dataset: Dataset, tasks: int | Sequence[Sequence[str]], order: Sequence[str] | None
+def _group_classes(
+    dataset: Dataset[ImageArray],
+    tasks: int | Sequence[Sequence[str]],
+    order: Sequence[str] | None,
 ) -> list[list[str]]:
+    """The class names of each task."""
     if not isinstance(tasks, int):
         groups = [list(group) for group in tasks]
         if not all(groups):
             raise InputError(
                 "the class order has an empty task; give every task at least one class"
             )
-        _check_names([name for group in groups for name in group], dataset)
+        _check_order([name for group in groups for name in group], dataset)
         return groups
     names = list(order) if order is not None else list(dataset.classes)
-    _check_names(names, dataset)
+    _check_order(names, dataset)
     if not 1 <= tasks <= len(names):
         raise InputError(
             f"{tasks} tasks asked of {dataset.name}, which has {len(names)} classes; "
@@ -362,7 +430,7 @@ def _groups(
     return [list(group) for group in np.array_split(np.array(names, dtype=object), tasks)]
 
 
-def _check_names(names: list[str], dataset: Dataset) -> None:
+def _check_order(names: list[str], dataset: Dataset[ImageArray]) -> None:
     for name in names:
         if name not in dataset.classes:
             raise InputError(

@@ -1,123 +1,195 @@
-"""What a learner and a run are, as checked values. Imports no torch: `--help` must be quick.
+"""Settings of a learner and of a run: pydantic models, YAML files and `name=value` options.
 
-One description serves the command line, YAML files, `learner.json`, `result.json` and the hash
-under which a result is kept. Flags win over files; unknown keys are errors.
+One description serves the command line, YAML files, `learner.json`, `result.json` and the key under
+which a result is stored. Flags win over files; unknown keys are errors. This module imports no
+torch, so that `dosapp --help` is quick.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dosapp.errors import InputError, unknown_name
 
-PAPER_RATE = 7.5e-6
-TUNED = Path(__file__).parent / "backbones" / "tiny" / "rates.yaml"  # chosen by `dosapp tune`
+PAPER_LR = 7.5e-6
 
 
 class Settings(BaseModel):
+    """Base of all settings: immutable, no unknown keys, names of version 0.1 as aliases."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
+    aliases: ClassVar[Mapping[str, str]] = {}  # name in version 0.1 → name today
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any], where: str = "settings") -> Any:
-        """The settings, or one sentence about the first thing wrong with them."""
+    def parse(cls, values: Mapping[str, Any], source: str = "settings") -> Self:
+        """Validate values and turn the first problem into one sentence.
+
+        Args:
+            values: Setting names and their values; names of version 0.1 are accepted.
+            source: Where the values come from, for the message.
+
+        Returns:
+            The validated settings.
+
+        Raises:
+            InputError: A name is unknown or a value is not allowed.
+
+        Example:
+            >>> RunSettings.parse({"method": "spu", "batch": 32}).batch_size
+            32
+        """
         for key in values:
-            if key not in cls.model_fields:
-                raise unknown_name(f"key in {where}", str(key), cls.model_fields)
+            if key not in cls.model_fields and key not in cls.aliases:
+                raise unknown_name(f"key in {source}", str(key), cls.model_fields)
         try:
             return cls(**values)
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])
-            why = first["msg"].removeprefix("Value error, ")
-            raise InputError(f"{name} is {first['input']!r}: {why[0].lower()}{why[1:]}") from error
+            reason = first["msg"].removeprefix("Value error, ")
+            if not name:
+                raise InputError(reason) from error
+            reason = f"{reason[0].lower()}{reason[1:]}"
+            raise InputError(f"{name} is {first['input']!r}: {reason}") from error
+
+    @classmethod
+    def rename_aliases(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace names of version 0.1 by today's."""
+        renamed: dict[str, Any] = {}
+        for key, value in values.items():
+            name = cls.aliases.get(key, key)
+            if name in renamed:
+                raise ValueError(f"{name} is given twice, also under its old name; give it once")
+            renamed[name] = value
+        return renamed
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_aliases(cls, values: Any) -> Any:
+        return cls.rename_aliases(values) if isinstance(values, Mapping) else values
 
 
 class LearnerSettings(Settings):
-    """What decides how a learner learns."""
+    """Everything that decides how a learner trains.
+
+    Example:
+        >>> LearnerSettings(method="dosapp", epochs=5).batch_size
+        64
+    """
+
+    aliases = {
+        "memory": "buffer_size",
+        "batch": "batch_size",
+        "caption": "template",
+        "rivals": "all_class_negatives",
+        "gate": "confidence_gate",
+        "temper": "entropy_lr_scaling",
+        "skew_aware": "skew_aware_ema",
+        "readmit": "mask_reactivation",
+        "readmit_every": "reactivation_interval",
+        "checkpointing": "gradient_checkpointing",
+    }
 
     backbone: str = Field("tiny", description="tiny, ViT-B-16, a hub id, or a local folder")
-    method: str = Field("dosapp", description="how it learns with labels: dosapp methods")
-    adapt: str | None = Field(None, description="how it adapts without, if not by the method")
-    options: dict[str, Any] = Field(default_factory=dict, description="settings of the method")
-    caption: str = Field("", description="of a class, {} is its name; none: the dataset's own")
-    memory: int = Field(0, ge=0, description="pictures kept for replay; 0 stores none")
-    seed: int = Field(0, ge=0, description="order of images, halves of the test set, memory")
-    lr: float | None = Field(None, gt=0, description="rate; none: tiny's tuned ones, else 7.5e-6")
-    weight_decay: float = Field(0.2, ge=0, description="AdamW's, on the weights that move")
-    epochs: int = Field(10, ge=1, description="passes over a session's lessons")
-    batch: int = Field(64, ge=1, description="labelled images per step")
-    rivals: bool = Field(False, description="contrast lessons with every known caption")
+    method: str = Field("dosapp", description="method of the labelled phase: dosapp methods")
+    adapt: str | None = Field(None, description="method of the unlabelled phase, if another")
+    options: dict[str, Any] = Field(default_factory=dict, description="hyper-parameters")
+    template: str = Field("", description="caption of a class, {} is its name [the dataset's]")
+    buffer_size: int = Field(0, ge=0, description="images in the replay buffer; 0 stores none")
+    seed: int = Field(0, ge=0, description="order of images, test-set halves, replay buffer")
+    lr: float | None = Field(None, gt=0, description="learning rate [tuned for tiny, else 7.5e-6]")
+    weight_decay: float = Field(0.2, ge=0, description="of AdamW, on the trainable weights")
+    epochs: int = Field(10, ge=1, description="passes over the images of a session")
+    batch_size: int = Field(64, ge=1, description="labelled images per step")
+    all_class_negatives: bool = Field(
+        False, description="add the captions of all other classes to the loss"
+    )
 
-    stream_lr: float | None = Field(None, gt=0, description="rate without labels; none: the same")
-    gate: float = Field(0.0, ge=0, lt=1, description="probability below which no image is learned")
-    temper: bool = Field(False, description="scale the stream's rate by how sure the batch is")
-    skew_aware: bool = Field(False, description="teachers follow slower on a skewed stream")
-    readmit: float = Field(0.0, ge=0, lt=1, description="share of the mask lent to past sessions")
-    readmit_every: int = Field(10, ge=1, description="stream steps before the next are lent it")
+    stream_lr: float | None = Field(None, gt=0, description="learning rate on the stream [lr]")
+    confidence_gate: float = Field(
+        0.0, ge=0, lt=1, description="probability below which a stream image is skipped"
+    )
+    entropy_lr_scaling: bool = Field(
+        False, description="scale the stream's learning rate by the batch's certainty"
+    )
+    skew_aware_ema: bool = Field(
+        False, description="slow the teacher down on a class-skewed stream"
+    )
+    mask_reactivation: float = Field(
+        0.0, ge=0, lt=1, description="share of the mask lent to entries of past sessions"
+    )
+    reactivation_interval: int = Field(
+        10, ge=1, description="stream steps until other entries are lent it"
+    )
 
-    device: str = Field("cpu", description="where it computes: cpu, cuda, mps, or auto")
+    device: str = Field("cpu", description="cpu, cuda, mps, or auto")
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="of matrix products (autocast); weights and losses stay float32"
     )
-    compile: bool = Field(False, description="compile the blocks with torch.compile")
+    compile: bool = Field(False, description="compile the transformer blocks with torch.compile")
     microbatch: int = Field(0, ge=0, description="images encoded at a time; 0: the whole batch")
-    checkpointing: bool = Field(False, description="compute activations again in the backward")
+    gradient_checkpointing: bool = Field(
+        False, description="recompute activations in the backward pass"
+    )
 
-    @field_validator("caption")
+    @field_validator("template")
     @classmethod
-    def _has_a_place_for_the_name(cls, caption: str) -> str:
-        if caption and (caption.count("{}") != 1 or caption.count("{") != 1):
-            raise ValueError("write {} once, where the name goes: 'a photo of a {}.'")
-        return caption
-
-    @property
-    def rate(self) -> float:
-        """The learning rate in force. The tiny backbone has rates from `dosapp tune`."""
-        if self.lr is not None:
-            return self.lr
-        if self.backbone == "tiny" and TUNED.exists():
-            rates: dict[str, float] = yaml.safe_load(TUNED.read_text())["rates"]
-            if self.method in rates:
-                return rates[self.method]
-        return PAPER_RATE
-
-    def resolved(self) -> Self:
-        """With the learning rate written out, so that the settings say all that happens."""
-        return self.model_copy(update={"lr": self.rate})
+    def _check_placeholder(cls, template: str) -> str:
+        if template and (template.count("{}") != 1 or template.count("{") != 1):
+            raise ValueError("write {} once, where the class name goes: 'a photo of a {}.'")
+        return template
 
 
 class RunSettings(LearnerSettings):
-    """An experiment: a learner and the stream it lives on."""
+    """An experiment: a learner and the scenario it is trained and evaluated on.
+
+    Example:
+        >>> RunSettings(method="spu", data="shapes", tasks=5).learner().method
+        'spu'
+    """
+
+    aliases = {
+        **LearnerSettings.aliases,
+        "stream_batch": "stream_batch_size",
+        "fraction": "stream_fraction",
+        "chunks": "disjoint_stream",
+    }
 
     data: str = Field("shapes", description="dosapp datasets; a+b for one after the other")
     data_dir: Path | None = Field(None, description="a local copy of the paper's datasets")
-    skip_bad_images: bool = Field(False, description="leave out what cannot be read, and count it")
+    skip_bad_images: bool = Field(False, description="skip unreadable images, and count them")
     tasks: int = Field(10, ge=1, description="tasks in each dataset")
     classes: int | None = Field(None, ge=1, description="use only so many classes of each dataset")
     class_order: Path | None = Field(None, description="class names in order, or lists of lists")
-    train_images: int | None = Field(None, ge=1, description="lessons per class, generated data")
-    test_images: int | None = Field(None, ge=2, description="test pictures per class, likewise")
-    stream_batch: int = Field(64, ge=1, description="unlabelled images per step")
+    train_images: int | None = Field(
+        None, ge=1, description="training images per class, generated data only"
+    )
+    test_images: int | None = Field(
+        None, ge=2, description="test images per class, generated data only"
+    )
+    stream_batch_size: int = Field(64, ge=1, description="unlabelled images per step")
     stream: bool = Field(True, description="whether there is an unlabelled phase")
-    fraction: float = Field(1.0, gt=0, le=1, description="share of D^u that is streamed")
+    stream_fraction: float = Field(1.0, gt=0, le=1, description="share of D^u that is streamed")
     imbalanced: bool = Field(False, description="draw D^u from a Dirichlet over classes")
     correlated: bool = Field(False, description="stream class by class instead of shuffled")
     one_class: bool = Field(False, description="stream a single class, another in each session")
-    chunks: bool = Field(False, description="never stream a picture twice")
+    disjoint_stream: bool = Field(False, description="never stream an image twice")
     stream_noise: float = Field(0.0, ge=0, description="Gaussian noise on D^u, σ in [0, 1] pixels")
     test_noise: float = Field(0.0, ge=0, description="the same on D^e")
-    full_test: bool = Field(False, description="evaluate on the whole test set, stream nothing")
+    full_test: bool = Field(False, description="evaluate on the whole test set, without a stream")
 
     def learner(self) -> LearnerSettings:
+        """The part of the settings that a learner needs."""
         return LearnerSettings(**{k: getattr(self, k) for k in LearnerSettings.model_fields})
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file of `key: value` pairs."""
     try:
         values = yaml.safe_load(path.read_text())
     except FileNotFoundError as error:
@@ -131,8 +203,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def named_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The method's own settings in a file."""
+def read_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The method's hyper-parameters in the values of a settings file."""
     options = values.get("options") or {}
     if not isinstance(options, dict):
         raise InputError(f"options are '{options}'; write them as name: value")
@@ -140,8 +212,13 @@ def named_options(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_options(pairs: list[str]) -> dict[str, Any]:
-    """`["sparsity=0.3"]` → `{"sparsity": 0.3}`; values are read as YAML."""
-    result = {}
+    """Parse `name=value` pairs; values are read as YAML.
+
+    Example:
+        >>> parse_options(["sparsity=0.3"])
+        {'sparsity': 0.3}
+    """
+    options = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
@@ -149,14 +226,14 @@ def parse_options(pairs: list[str]) -> dict[str, Any]:
                 f"--set got '{pair}'; write it as name=value, for example sparsity=0.3"
             )
         try:
-            result[key.strip()] = yaml.safe_load(value)
+            options[key.strip()] = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise InputError(
                 f"--set {key} got '{value}', which cannot be read as a value"
             ) from error
-    return result
+    return options
 
 
-def key_of(facts: Mapping[str, Any]) -> str:
-    """The hash under which a result is kept: everything that determines it."""
+def hash_key(facts: Mapping[str, Any]) -> str:
+    """Hash everything that determines a result; the result is stored under this key."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]

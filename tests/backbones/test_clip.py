@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 
 from dosapp.backbones.base import TowerHooks
-from dosapp.backbones.clip import TINY, CLIPBackbone, import_transformers, load_backbone
+from dosapp.backbones.clip import CLIPBackbone, import_transformers
+from dosapp.backbones.registry import TINY, load_backbone
 from dosapp.errors import InputError
 from dosapp.functional.masks import top_count
 from dosapp.methods.prompting import Pool, Prefixes
@@ -133,13 +134,13 @@ def test_pictures_are_prepared_like_the_librarys_processor(tiny) -> None:
     mean, std = (
         torch.tensor(tiny.processing[k]).view(3, 1, 1) for k in ("image_mean", "image_std")
     )
-    ours = (tiny.picture(image).float() / 255 - mean) / std
+    ours = (tiny.preprocess(image).float() / 255 - mean) / std
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
 def test_grey_and_transparent_pictures_become_rgb(tiny) -> None:
     for mode in ("L", "RGBA", "P", "1"):
-        assert tiny.picture(Image.new(mode, (40, 50))).shape == (3, 32, 32)
+        assert tiny.preprocess(Image.new(mode, (40, 50))).shape == (3, 32, 32)
 
 
 @pytest.mark.parametrize("name", ["ViT-B/16", "ViT-L-14", "no-such-org/no-such-model"])
@@ -193,7 +194,7 @@ def test_every_kind_of_processor_file_is_read(tmp_path: Path, kind: str) -> None
         (folder / "processor_config.json").write_text(json.dumps(nested))
     net = load_backbone(str(folder))
     assert net.fingerprint() == load_backbone("tiny").fingerprint()
-    assert net.picture(Image.new("RGB", (50, 40))).shape == (3, 32, 32)
+    assert net.preprocess(Image.new("RGB", (50, 40))).shape == (3, 32, 32)
 
 
 def test_a_misspelt_backbone_suggests_the_nearest() -> None:

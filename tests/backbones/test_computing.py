@@ -11,19 +11,20 @@ import torch
 
 from dosapp.bench.model import pictures, random_clip, small
 from dosapp.data.base import Prompts
-from dosapp.errors import InputError
+from dosapp.errors import DivergedError, InputError
 from dosapp.experiments.plan import plan
 from dosapp.learner.learner import Learner
 from dosapp.methods.dosapp import DoSAPP
 from dosapp.runtime import devices
 from dosapp.runtime.process_memory import peak_memory
 from dosapp.settings import LearnerSettings
-from dosapp.student.student import DivergedError, Selection, Student
+from dosapp.student.selection import Selection
+from dosapp.student.student import Student
 from support.cli import dosapp
 from support.distributed_learner import LIVES
 from support.fake_device import DEVICE, Elsewhere
 
-WAYS = {"microbatch": {"microbatch": 3}, "checkpointing": {"checkpointing": True}}
+WAYS = {"microbatch": {"microbatch": 3}, "checkpointing": {"gradient_checkpointing": True}}
 WAYS["both"] = WAYS["microbatch"] | WAYS["checkpointing"]
 
 
@@ -139,7 +140,12 @@ def test_a_scale_that_has_grown_does_not_spoil_the_scores() -> None:
 
 def test_only_precision_makes_another_result(small) -> None:
     key = plan(small()).key
-    for same in ({"device": "cpu"}, {"microbatch": 4}, {"checkpointing": True}, {"compile": True}):
+    for same in (
+        {"device": "cpu"},
+        {"microbatch": 4},
+        {"gradient_checkpointing": True},
+        {"compile": True},
+    ):
         assert plan(small(**same)).key == key
     assert plan(small(precision="bfloat16")).key != key
 
@@ -157,12 +163,12 @@ def lived(settings, device: str) -> Learner:
     planned = plan(settings.model_copy(update={"device": device}))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        learner = Learner(planned.settings.learner(), planned.net)
+        learner = Learner(planned.settings.learner(), planned.backbone)
     assert learner.device.type == device
-    for t in range(len(planned.stream.task_groups)):
-        session = planned.stream.session(t)
+    for t in range(len(planned.scenario.task_groups)):
+        session = planned.scenario.session(t)
         learner.learn(session)
-        for pixels in session.unlabelled.batches(settings.stream_batch):
+        for pixels in session.unlabelled.batches(settings.stream_batch_size):
             learner.adapt(pixels)
     return learner
 
@@ -199,7 +205,9 @@ def test_a_learner_moves_from_device_to_device(small, tmp_path) -> None:
 @pytest.mark.usefixtures("another")
 @pytest.mark.parametrize("name", LIVES)
 def test_every_method_lives_elsewhere(name, small) -> None:
-    settings = small(**LIVES[name], gate=0.1, temper=True, skew_aware=True, epochs=1)
+    settings = small(
+        **LIVES[name], confidence_gate=0.1, entropy_lr_scaling=True, skew_aware_ema=True, epochs=1
+    )
     here = lived(settings, "cpu").state()
     with Elsewhere():
         there = lived(settings, DEVICE.type).state()

@@ -58,7 +58,7 @@ def test_the_figures_are_ratios_and_all_there(tmp_path) -> None:
 
 def test_growth_is_measured_at_every_size() -> None:
     found = growth(
-        small(), repeats=1, batch=2, many=5, classes=(4, 9), batches=(1, 3), tasks=(1, 2, 12)
+        small(), repeats=1, batch_size=2, many=5, classes=(4, 9), batches=(1, 3), tasks=(1, 2, 12)
     )
     assert [found[n]["x"] for n in ("classes", "batch", "tasks")] == [[4, 9], [1, 3], [1, 2, 12]]
     held = found["bytes"]["y"]  # random masks: a growing union, until all is no more work

@@ -58,7 +58,7 @@ def test_run_writes_a_result_and_resumes(tmp_path) -> None:
 
 def test_everything_at_once_and_flags_win_over_files(tmp_path) -> None:
     file = tmp_path / "x.yaml"
-    file.write_text(yaml.safe_dump({**SMALL, "method": "flyp", "memory": 3, "seed": 4}))
+    file.write_text(yaml.safe_dump({**SMALL, "method": "flyp", "buffer_size": 3, "seed": 4}))
     words = [
         "--method",
         "spu",

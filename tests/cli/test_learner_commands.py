@@ -86,7 +86,11 @@ def test_new_makes_a_learner_that_knows_nothing(tmp_path) -> None:
     said = dosapp("new", place, "--method", "spu", "--rivals").stdout
     assert said.replace("\n", "") == f"wrote {place}; now: dosapp serve {place}"
     learner = Learner.load(place)
-    assert (learner.classes, learner.settings.method, learner.settings.rivals) == ([], "spu", True)
+    assert (learner.classes, learner.settings.method, learner.settings.all_class_negatives) == (
+        [],
+        "spu",
+        True,
+    )
     assert "is there already" in dosapp("new", place, code=2).stderr
 
 

@@ -147,7 +147,7 @@ class TestBadData:
 
     def test_unknown_dataset_suggests_the_nearest(self, tiny) -> None:
         with pytest.raises(InputError, match="did you mean 'shapes'"):
-            load_dataset("shaps", tiny)
+            load_dataset("shaps", tiny.preprocess)
 
 
 class TestBadPicturesInARun:

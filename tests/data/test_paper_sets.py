@@ -46,7 +46,7 @@ def opened(tiny):
     def make(name: str, place: Path):
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always")
-            data = load_dataset(name, tiny, data_dir=place)
+            data = load_dataset(name, tiny.preprocess, data_dir=place)
         assert len(notes) == 2
         assert all("cannot be compared with published ones" in str(n.message) for n in notes)
         return data
@@ -192,19 +192,19 @@ class TestLayouts:
 class TestWhatIsWrong:
     def test_nothing_there(self, tmp_path, tiny) -> None:
         with pytest.raises(InputError, match="does not exist; --data-dir takes a copy of cub"):
-            load_dataset("cub", tiny, data_dir=tmp_path / "x")
+            load_dataset("cub", tiny.preprocess, data_dir=tmp_path / "x")
 
     def test_a_class_it_does_not_have(self, tmp_path, tiny) -> None:
         folders(tmp_path, [*PaperDataset.named("cifar100").classes, "unicorn"])
         with pytest.raises(InputError, match="class 'unicorn', which cifar100 does not have"):
-            load_dataset("cifar100", tiny, data_dir=tmp_path)
+            load_dataset("cifar100", tiny.preprocess, data_dir=tmp_path)
 
     def test_a_release_with_more_classes(self, tmp_path, tiny) -> None:
         rows = [bytes([0, n]) + bytes(3072) for n in range(101)]
         for name in ("train", "test"):
             (tmp_path / f"{name}.bin").write_bytes(b"".join(rows))
         with pytest.raises(InputError, match=r"train\.bin' has a label beyond the 100 classes"):
-            load_dataset("cifar100", tiny, data_dir=tmp_path)
+            load_dataset("cifar100", tiny.preprocess, data_dir=tmp_path)
 
     def test_lists_of_a_release_with_more_classes(self, tmp_path, tiny) -> None:
         paint(tmp_path / "images" / "a" / "1.png", 0)
@@ -213,29 +213,29 @@ class TestWhatIsWrong:
         for wrong in (0, 201):
             (tmp_path / "image_class_labels.txt").write_text(f"1 {wrong}")
             with pytest.raises(InputError, match=r"1\.png' has a label beyond the 200 classes"):
-                load_dataset("cub", tiny, data_dir=tmp_path)
+                load_dataset("cub", tiny.preprocess, data_dir=tmp_path)
         for part in ("trainval", "test"):
             (tmp_path / f"images_variant_{part}.txt").write_text("1 Boeing X")
         with pytest.raises(InputError, match="class 'Boeing X', which the release does not have"):
-            load_dataset("aircraft", tiny, data_dir=tmp_path)
+            load_dataset("aircraft", tiny.preprocess, data_dir=tmp_path)
 
     def test_a_class_that_is_missing(self, tmp_path, tiny) -> None:
         folders(
             tmp_path, [name for name in PaperDataset.named("cifar100").classes if name != "bee"]
         )
         with pytest.raises(InputError, match=r"no train pictures of 1 of cifar100's 100.*'bee'"):
-            load_dataset("cifar100", tiny, data_dir=tmp_path)
+            load_dataset("cifar100", tiny.preprocess, data_dir=tmp_path)
 
     def test_a_number_too_large(self, tmp_path, tiny) -> None:
         folders(tmp_path, [f"{n:03}" for n in range(44)])
         with pytest.raises(InputError, match="class '043'; gtsrb has 43"):
-            load_dataset("gtsrb", tiny, data_dir=tmp_path)
+            load_dataset("gtsrb", tiny.preprocess, data_dir=tmp_path)
 
     def test_several_that_are_missing_are_named(self, tmp_path, tiny) -> None:
         folders(tmp_path, list(PaperDataset.named("cifar100").classes[5:]))
         says = r"5 of cifar100's 100 classes: 'apple', 'aquarium fish', 'baby' and 2 more$"
         with pytest.raises(InputError, match=says):
-            load_dataset("cifar100", tiny, data_dir=tmp_path)
+            load_dataset("cifar100", tiny.preprocess, data_dir=tmp_path)
 
     def test_numbered_folders_of_something_else(self, tmp_path, tiny, opened) -> None:
         """Their numbers fit; the names that came with them do not."""
@@ -245,15 +245,15 @@ class TestWhatIsWrong:
         opened("cifar100", tmp_path)
         says = "100 of its 100 classes differ, for example class 0 is 'apple' .* and '707-320' in"
         with pytest.raises(InputError, match=f"is not aircraft: {says} aircraft"):
-            load_dataset("aircraft", tiny, data_dir=tmp_path)
+            load_dataset("aircraft", tiny.preprocess, data_dir=tmp_path)
         names = PaperDataset.named("gtsrb").also
         file.write_text(json.dumps([*names, "Unicorns"]))
         with pytest.raises(InputError, match=r"class 43 is 'Unicorns' .* and not there in gtsrb"):
-            load_dataset("gtsrb", tiny, data_dir=tmp_path)
+            load_dataset("gtsrb", tiny.preprocess, data_dir=tmp_path)
         for text, fault in (("[", "not JSON"), ('{"apple": 0}', "not a list of class names")):
             file.write_text(text)
             with pytest.raises(InputError, match=rf"classes\.json' is {fault}"):
-                load_dataset("cifar100", tiny, data_dir=tmp_path)
+                load_dataset("cifar100", tiny.preprocess, data_dir=tmp_path)
 
     @shared_only
     def test_a_copy_of_another_dataset_is_known_by_its_files(self, tmp_path, tiny) -> None:
@@ -261,18 +261,18 @@ class TestWhatIsWrong:
             archive.extractall(tmp_path, filter="data")
         (tmp_path / "cifar100" / "classes.json").unlink()
         with pytest.raises(InputError, match=r"is cifar100 \(the small subset.*\), not aircraft"):
-            load_dataset("aircraft", tiny, data_dir=tmp_path / "cifar100")
+            load_dataset("aircraft", tiny.preprocess, data_dir=tmp_path / "cifar100")
 
     def test_cifars_pickles_are_refused(self, tmp_path, tiny) -> None:
         for name in ("meta", "train", "test"):
             (tmp_path / name).write_bytes(b"\x80\x02")
         with pytest.raises(InputError, match="Python version, a pickle; use the binary version"):
-            load_dataset("cifar100", tiny, data_dir=tmp_path)
+            load_dataset("cifar100", tiny.preprocess, data_dir=tmp_path)
 
     def test_neither_a_copy_nor_the_hubs_library(self, tiny, monkeypatch) -> None:
         monkeypatch.setitem(__import__("sys").modules, "datasets", None)
         with pytest.raises(InputError, match=r"give --data-dir; .* pip install 'dosapp\[hub\]'"):
-            load_dataset("cub", tiny)
+            load_dataset("cub", tiny.preprocess)
 
 
 class TestDecodedOnce:
@@ -292,27 +292,29 @@ class TestDecodedOnce:
         self, tmp_path, tiny, monkeypatch
     ) -> None:
         place = self.folder(tmp_path)
-        first = load_dataset(str(place), tiny).train.pictures
+        first = load_dataset(str(place), tiny.preprocess).train.pictures
         first.check()
-        again = load_dataset(str(place), tiny).train.pictures
+        again = load_dataset(str(place), tiny.preprocess).train.pictures
         monkeypatch.setattr("dosapp.data.files.FileRef.read", lambda self: 1 / 0)
         assert torch.equal(again.read([0, 1]), first.read([0, 1]))
         assert again.key(0) == first.key(0)
 
     def test_a_changed_file_or_another_size_is_another_map(self, tmp_path, tiny) -> None:
         place = self.folder(tmp_path)
-        first = load_dataset(str(place), tiny).train.pictures
+        first = load_dataset(str(place), tiny.preprocess).train.pictures
         before = first.read([0]).clone()
         for n in range(6):
             paint(place / "cat" / f"{n}.png", 255 - n)
-        assert not torch.equal(load_dataset(str(place), tiny).train.pictures.read([0]), before)
+        assert not torch.equal(
+            load_dataset(str(place), tiny.preprocess).train.pictures.read([0]), before
+        )
         tiny.image_size = 16
-        assert load_dataset(str(place), tiny).train.pictures.name != first.name
+        assert load_dataset(str(place), tiny.preprocess).train.pictures.name != first.name
 
     def test_a_broken_picture_is_named_and_leaves_no_half_map(self, tmp_path, tiny) -> None:
         place = self.folder(tmp_path)
         (place / "cat" / "3.png").write_bytes(b"\x89PNG")
-        data = load_dataset(str(place), tiny)
+        data = load_dataset(str(place), tiny.preprocess)
         found = []
         for part in (data.train, data.test):
             try:
@@ -325,10 +327,10 @@ class TestDecodedOnce:
 
     def test_or_is_left_out_and_counted_if_asked(self, tmp_path, tiny) -> None:
         place = self.folder(tmp_path)
-        whole = load_dataset(str(place), tiny)
+        whole = load_dataset(str(place), tiny.preprocess)
         (place / "cat" / "3.png").write_bytes(b"\x89PNG")
         with pytest.warns(UserWarning, match=r"1 picture\(s\) are left out; the first: .*3\.png"):
-            data = load_dataset(str(place), tiny, skip_bad=True)
+            data = load_dataset(str(place), tiny.preprocess, skip_bad=True)
         before = len(whole.train.labels) + len(whole.test.labels)
         assert len(data.train.labels) + len(data.test.labels) == before - 1
         assert data.train.left_out + data.test.left_out == 1
@@ -340,7 +342,7 @@ class TestDecodedOnce:
         (place / "cat" / "3.png").write_bytes(b"\x89PNG")
         for _ in range(2):
             with pytest.warns(UserWarning, match=r"1 picture\(s\) are left out"):
-                data = load_dataset(str(place), tiny, skip_bad=True)
+                data = load_dataset(str(place), tiny.preprocess, skip_bad=True)
             data.train.pictures.check()
             data.test.pictures.check()
             monkeypatch.setattr(type(data.train.pictures.source), "decode", None)  # not again
@@ -368,7 +370,7 @@ def test_two_folders_with_the_same_names_sizes_and_times_are_two_maps(tmp_path, 
             place = tmp_path / name / "cat" / f"{n}.bmp"
             paint(place, shade)
             os.utime(place, (1, 1))
-        found.append(load_dataset(str(tmp_path / name), tiny).train.pictures.read([0]))
+        found.append(load_dataset(str(tmp_path / name), tiny.preprocess).train.pictures.read([0]))
     assert not torch.equal(*found)
 
 
@@ -381,7 +383,7 @@ class TestOddPlaces:
         (tmp_path / "data" / "wrapper" / "back").symlink_to(tmp_path / "data")
         (tmp_path / "data" / "README.md").write_text("x")
         paint(tmp_path / "data" / "wrapper" / "dog" / "._0.png", 1)
-        data = load_dataset(str(tmp_path / "data"), tiny)
+        data = load_dataset(str(tmp_path / "data"), tiny.preprocess)
         assert data.classes == ("cat", "dog")
         assert len(data.train.labels) + len(data.test.labels) == 8
 
@@ -389,7 +391,7 @@ class TestOddPlaces:
         for part in ("train", "val"):
             paint(tmp_path / part / "cat" / "0.png", 1)
             paint(tmp_path / part / "dog" / "0.png", 1)
-        assert load_dataset(str(tmp_path), tiny).classes == ("cat", "dog")
+        assert load_dataset(str(tmp_path), tiny.preprocess).classes == ("cat", "dog")
 
     def test_a_tar_is_the_same_as_its_folder(self, tmp_path, tiny) -> None:
         for n in range(7):
@@ -399,7 +401,7 @@ class TestOddPlaces:
                 archive.add(tmp_path / "pets" / "cat" / f"{n}.png", f"./pets/cat/{n}.png")
         keys = []
         for place in (tmp_path / "pets", tmp_path / "pets.tar"):
-            pictures = load_dataset(str(place), tiny).train.pictures
+            pictures = load_dataset(str(place), tiny.preprocess).train.pictures
             keys.append([pictures.key(n).rpartition("/")[2] for n in range(len(pictures))])
         assert keys[0] == keys[1]
 
@@ -411,24 +413,24 @@ class TestOddPlaces:
                 entry.name = f"/pets/{file.relative_to(tmp_path / 'pets')}"
                 with file.open("rb") as opened:
                     archive.addfile(entry, opened)
-        assert load_dataset(str(tmp_path / "pets.tar"), tiny).classes == ("cat", "dog")
+        assert load_dataset(str(tmp_path / "pets.tar"), tiny.preprocess).classes == ("cat", "dog")
 
     def test_a_csv_from_a_spreadsheet_and_one_with_a_short_row(self, tmp_path, tiny) -> None:
         for n in range(3):
             paint(tmp_path / f"{n}.png", n)
         file = tmp_path / "list.csv"
         file.write_bytes(b"\xef\xbb\xbfpath,label\n0.png,a\n1.png,a\n2.png,a\n")
-        assert load_dataset(str(file), tiny).classes == ("a",)
+        assert load_dataset(str(file), tiny.preprocess).classes == ("a",)
         file.write_text("path,label,split\n0.png,a,train\n1.png,a,test\n2.png,a\n")
         with pytest.raises(InputError, match="has the split ''; use train or test"):
-            load_dataset(str(file), tiny)
+            load_dataset(str(file), tiny.preprocess)
 
     def test_a_release_with_a_missing_picture_is_a_sentence(self, tmp_path, tiny) -> None:
         (tmp_path / "data").mkdir()
         for part in ("trainval", "test"):
             (tmp_path / "data" / f"images_variant_{part}.txt").write_text("0034309 707-320")
         with pytest.raises(InputError, match="looks like the release of aircraft, but something"):
-            load_dataset("aircraft", tiny, data_dir=tmp_path)
+            load_dataset("aircraft", tiny.preprocess, data_dir=tmp_path)
 
 
 class TestShards:
@@ -446,7 +448,7 @@ class TestShards:
         self.shard(tmp_path / "train-0000.tar", ["cat", "dog", "cat"])
         self.shard(tmp_path / "train-0001.tar", ["dog"])
         self.shard(tmp_path / "test-0000.tar", ["cat", "dog"])
-        data = load_dataset(str(tmp_path), tiny)
+        data = load_dataset(str(tmp_path), tiny.preprocess)
         assert data.classes == ("cat", "dog")
         assert data.train.labels.tolist() == [0, 1, 0, 1]
         assert data.test.pictures.read([0, 1]).shape == (2, 3, 32, 32)
@@ -454,7 +456,7 @@ class TestShards:
     def test_a_shard_is_a_test_shard_by_a_word_of_its_name(self, tmp_path, tiny) -> None:
         self.shard(tmp_path / "latest-0000.tar", ["cat", "dog", "cat", "dog"])
         self.shard(tmp_path / "pets-val-0000.tar", ["cat", "dog"])
-        data = load_dataset(str(tmp_path), tiny)
+        data = load_dataset(str(tmp_path), tiny.preprocess)
         assert (len(data.train.labels), len(data.test.labels)) == (4, 2)
 
     def test_a_picture_without_a_label_is_named(self, tmp_path, tiny) -> None:
@@ -465,7 +467,7 @@ class TestShards:
             for file in sorted((tmp_path / "x").iterdir()):
                 archive.add(file, file.name)
         with pytest.raises(InputError, match=r"picture '1\.png' without a \.cls"):
-            load_dataset(str(tmp_path / "a.tar"), tiny)
+            load_dataset(str(tmp_path / "a.tar"), tiny.preprocess)
 
 
 @shared_only
@@ -493,13 +495,13 @@ class TestFileLists:
     def test_the_small_subsets_are_the_ones_we_know(self, name, tiny) -> None:
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always")
-            load_local_copy(name, SHARED / "data", tiny.picture)
+            load_local_copy(name, SHARED / "data", tiny.preprocess)
         assert not [n for n in notes if "not quite" in str(n.message)]
 
     def almost(self, place: Path, net, monkeypatch, change) -> list[str]:
         """What is said of a copy of GTSRB that has changed since its list was made."""
         folders(place, [f"{n:03}" for n in range(43)])
-        data = load_folder(place, net.picture)
+        data = load_folder(place, net.preprocess)
         each = " ".join(class_lists(data.train, data.test))
         files = file_list(data.train, data.test)
         copy = {"name": "the copy", "train": 43, "test": 86, "files": files, "each": each}
@@ -509,7 +511,7 @@ class TestFileLists:
         change()
         with warnings.catch_warnings(record=True) as notes:
             warnings.simplefilter("always")
-            load_local_copy("gtsrb", place, net.picture)
+            load_local_copy("gtsrb", place, net.preprocess)
         return [str(note.message) for note in notes if "the copy" in str(note.message)]
 
     def test_other_files_in_the_same_number_are_named(self, tmp_path, tiny, monkeypatch) -> None:
@@ -539,7 +541,7 @@ class TestFileLists:
 
 
 def checked_list(place: Path, net) -> str:
-    data = load_folder(place, net.picture)
+    data = load_folder(place, net.preprocess)
     return file_list(data.train, data.test)
 
 
@@ -568,7 +570,7 @@ class TestTables:
 
     def test_any_table_with_pictures_and_labels(self, parquet, tiny) -> None:
         place = parquet(["cat", "dog", "red_fox"], train=4, test=2)
-        data = load_dataset(str(place), tiny)
+        data = load_dataset(str(place), tiny.preprocess)
         assert data.classes == ("cat", "dog", "red fox")
         assert (len(data.train.labels), len(data.test.labels)) == (12, 6)
         assert isinstance(data.train.pictures, CachedImages)
@@ -598,7 +600,7 @@ class TestTables:
         pinned = dataclasses.replace(known, hub={**known.hub, **local})
         monkeypatch.setattr(hub.PaperDataset, "named", lambda name: pinned)
         with pytest.warns(UserWarning, match="cannot be compared"):
-            data = load_dataset("gtsrb", tiny)
+            data = load_dataset("gtsrb", tiny.preprocess)
         assert data.classes == known.order
         shades = [int(p[0].float().mean()) for p in data.train.pictures.read(range(43))]
         assert [data.classes[n] for n in data.train.labels] == [names[s] for s in shades]
@@ -614,7 +616,7 @@ class TestTables:
 
         monkeypatch.setattr(datasets, "load_dataset", refused)
         with pytest.raises(InputError, match="the hub did not give it"):
-            load_dataset(name, tiny)
+            load_dataset(name, tiny.preprocess)
         scripts = {"HuggingFaceM4/FGVC-Aircraft", "alkzar90/CC6204-Hackaton-Cub-Dataset"}
         [(where, _, revision)] = asked
         assert revision == ("refs/convert/parquet" if where in scripts else None)
@@ -625,17 +627,17 @@ class TestTables:
         with pytest.raises(
             InputError, match="nobody/nothing' is not here, and the hub did not give it"
         ):
-            load_dataset("nobody/nothing", tiny)
+            load_dataset("nobody/nothing", tiny.preprocess)
         table = datasets.Dataset.from_dict({"text": ["a"], "label": [0]})
         (tmp_path / "words").mkdir()
         table.to_parquet(tmp_path / "words" / "train.parquet")
         with pytest.raises(InputError, match="columns text, label, but none with pictures"):
-            load_dataset(str(tmp_path / "words"), tiny)
+            load_dataset(str(tmp_path / "words"), tiny.preprocess)
 
     def test_a_table_that_was_moved_is_the_same_table(self, parquet, tmp_path, tiny) -> None:
         place = parquet(["cat", "dog"], train=4, test=2)
         shutil.copytree(place, tmp_path / "moved")
-        one, two = (load_dataset(str(p), tiny) for p in (place, tmp_path / "moved"))
+        one, two = (load_dataset(str(p), tiny.preprocess) for p in (place, tmp_path / "moved"))
         assert [one.train.pictures.key(n) for n in range(8)] == [
             two.train.pictures.key(n) for n in range(8)
         ]
@@ -649,14 +651,14 @@ class TestTables:
         unsaid = table.remove_columns("label").add_column("label", [-1] * 4)
         unsaid.to_parquet(place / "test-00000-of-00001.parquet")
         with pytest.raises(InputError, match="label -1 in row 0, which is no class"):
-            load_dataset(str(place), tiny)
+            load_dataset(str(place), tiny.preprocess)
 
     def test_a_table_beside_pictures_is_not_the_data(self, parquet, tiny) -> None:
         place = parquet(["cat", "dog"], train=4)
         for name in ("x", "y"):
             for n in range(4):
                 paint(place / name / f"{n}.png", n)
-        assert load_dataset(str(place), tiny).classes == ("x", "y")
+        assert load_dataset(str(place), tiny.preprocess).classes == ("x", "y")
 
     def test_a_broken_picture_is_named_or_left_out(self, parquet, tmp_path, tiny) -> None:
         import datasets
@@ -671,9 +673,9 @@ class TestTables:
         (tmp_path / "broken").mkdir()
         for part in ("train", "test"):
             table.to_parquet(tmp_path / "broken" / f"{part}.parquet")
-        data = load_dataset(str(tmp_path / "broken"), tiny)
+        data = load_dataset(str(tmp_path / "broken"), tiny.preprocess)
         with pytest.raises(InputError, match=r"row 1 of train' cannot be read"):
             data.train.pictures.check()
         with pytest.warns(UserWarning, match=r"2 picture\(s\) are left out"):
-            data = load_dataset(str(tmp_path / "broken"), tiny, skip_bad=True)
+            data = load_dataset(str(tmp_path / "broken"), tiny.preprocess, skip_bad=True)
         assert data.train.labels.tolist() == [0, 1]

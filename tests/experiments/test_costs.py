@@ -34,7 +34,7 @@ def test_operations_of_a_step_are_counted(small) -> None:
 
 
 def test_a_short_session_is_looked_at_as_often_as_a_long_one(small) -> None:
-    (lessons, _, _), _ = step_costs(plan(small(batch=24)))
+    (lessons, _, _), _ = step_costs(plan(small(batch_size=24)))
     assert lessons.steps == 4
     assert lessons.seconds > 1e-3  # not the end of an iterator
 

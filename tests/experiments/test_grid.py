@@ -160,7 +160,7 @@ def test_workers_do_not_outlive_a_killed_grid(tmp_path) -> None:
 
 def test_a_killed_worker_takes_nothing_along(tmp_path) -> None:
     """Its run goes on in another process from its checkpoint, and the others never notice."""
-    file = write(tmp_path / "g.yaml", method="spu", seeds="0-2", epochs=15, batch=4)
+    file = write(tmp_path / "g.yaml", method="spu", seeds="0-2", epochs=15, batch_size=4)
     calm = run_grid(read_grid(file), tmp_path / "calm")
     command = [sys.executable, "-m", "dosapp", "grid", str(file), "--jobs", "2"]
     process = subprocess.Popen(
@@ -248,7 +248,7 @@ class TestRay:
     def test_a_killed_worker_is_replaced_and_loses_nothing(self, tmp_path) -> None:
         """The run goes on from its checkpoint, and ends where an undisturbed one ends."""
         pytest.importorskip("ray")
-        long = {"method": "spu", "epochs": 30, "batch": 4}
+        long = {"method": "spu", "epochs": 30, "batch_size": 4}
         file = write(tmp_path / "g.yaml", runs=[long])
         planned = read_grid(file)
         [calm] = run_grid(planned, tmp_path / "calm", jobs=2)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dosapp.backbones.clip import TINY
+from dosapp.backbones.registry import TINY
 from dosapp.errors import InputError
 from dosapp.experiments.plan import plan
 from dosapp.experiments.result import Result
@@ -147,7 +147,7 @@ class TestStore:
                 {"method": "flyp"},
                 {"method": "joint"},
                 {"method": "spu", "adapt": "dosapp"},
-                {"memory": 3},
+                {"buffer_size": 3},
                 {"epochs": 3},
             )
         ]

@@ -62,7 +62,7 @@ class TestDistilled:
         name = kind.__name__.lower()
         settings = small(method=name, memory=memory, options={"weight": 1.0})
         learner = Learner(settings.learner(), tiny)
-        stream = build_scenario(settings, tiny)
+        stream = build_scenario(settings, tiny.preprocess)
         seen = []
         for t in range(session):
             for _ in learner.training_steps(stream.session(t)):
@@ -91,7 +91,7 @@ class TestDistilled:
         assert all(loss > alone for loss, alone, _ in seen[1:])
 
     def test_replayed_images_are_kept_but_not_taught(self, kind, small, tiny) -> None:
-        seen = self.losses(kind, small, tiny, 1, memory=12)
+        seen = self.losses(kind, small, tiny, 1, buffer_size=12)
         assert all(replayed == 8 for *_, replayed in seen)
         assert all(loss > alone for loss, alone, _ in seen[1:])
 
@@ -113,7 +113,7 @@ class TestMAS:
     def test_is_zero_in_the_first_session_and_not_after(self, small, tiny) -> None:
         settings = small(method="mas")
         learner = Learner(settings.learner(), tiny)
-        stream = build_scenario(settings, tiny)
+        stream = build_scenario(settings, tiny.preprocess)
         penalties = []
         for t in range(2):
             for _ in learner.training_steps(stream.session(t)):
@@ -135,7 +135,7 @@ class TestMAS:
             )
             anchor = dict(learner.method.anchor)  # the next session moves it
             settings = small(method="mas")
-            learner.learn(build_scenario(settings, net).session(1))
+            learner.learn(build_scenario(settings, net.preprocess).session(1))
             now = learner.student.backbone.weights()
             return sum(float((now[n] - anchor[n]).detach().abs().sum()) for n in anchor)
 
@@ -145,7 +145,7 @@ class TestMAS:
 def test_tent_moves_the_image_towers_norms_and_makes_it_surer(small, tiny) -> None:
     settings = small(method="zero-shot", adapt="tent", lr=1e-3)
     learner = Learner(settings.learner(), tiny)
-    stream = build_scenario(settings, tiny)
+    stream = build_scenario(settings, tiny.preprocess)
     learner.learn(stream.session(1))
     before = {n: w.detach().clone() for n, w in tiny.weights().items()}
     pixels = stream.session(1).unlabelled.read(range(24))
@@ -171,7 +171,7 @@ class TestEATA:
     def test_fisher_is_the_mean_squared_batch_gradient_of_its_own_labels(self, small, tiny) -> None:
         settings = small(method="zero-shot", adapt="eata")
         learner = Learner(settings.learner(), tiny)
-        session = build_scenario(settings, tiny).session(0)
+        session = build_scenario(settings, tiny.preprocess).session(0)
         learner.learn(session)
         method, name = learner.method.unlabelled, "vision_model.post_layernorm.weight"
         weight = tiny.weights()[name].requires_grad_(True)
@@ -184,7 +184,7 @@ class TestEATA:
     def test_no_step_if_nothing_is_kept(self, small, tiny) -> None:
         settings = small(method="zero-shot", adapt="eata")
         learner = Learner(settings.learner(), tiny)
-        stream = build_scenario(settings, tiny)
+        stream = build_scenario(settings, tiny.preprocess)
         learner.learn(stream.session(0))
         learner.method.unlabelled.familiar = torch.full((3,), 1 / 3)  # everything is like this
         before = learner.digest()

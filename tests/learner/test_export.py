@@ -16,7 +16,7 @@ from dosapp.learner.learner import Learner
 
 @pytest.fixture
 def taught(small, tiny):
-    stream = build_scenario(small(), tiny)
+    stream = build_scenario(small(), tiny.preprocess)
     learner = Learner(small().learner(), tiny)
     learner.learn(stream.session(0))
     for pixels in stream.session(0).unlabelled.batches(8):
@@ -49,7 +49,7 @@ def test_transformers_alone_gives_the_same_logits(taught, tmp_path) -> None:
 def test_our_own_loader_gives_identical_logits(taught, tmp_path) -> None:
     from transformers import CLIPImageProcessor, CLIPModel
 
-    from dosapp.backbones.clip import load_backbone
+    from dosapp.backbones.registry import load_backbone
 
     learner, pixels, wanted = taught
     export(learner, tmp_path / "x")
@@ -93,7 +93,7 @@ def test_what_cannot_be_exported_says_so(taught, small, tiny, tmp_path) -> None:
         export(learner, tmp_path / "full")
     other = tiny.shared_copy(own=list(tiny.weights()))
     both = Learner(small(method="spu", adapt="rmt").learner(), other)
-    both.learn(build_scenario(small(), tiny).session(0))
+    both.learn(build_scenario(small(), tiny.preprocess).session(0))
     with pytest.raises(InputError, match="more than one plain CLIP"):
         export(both, tmp_path / "y")
     assert not (tmp_path / "y").exists()

@@ -13,14 +13,14 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from dosapp.errors import InputError
+from dosapp.errors import CorruptRecordError, InputError
 from dosapp.experiments.plan import build_scenario
 from dosapp.experiments.run import run
 from dosapp.history.history import UPGRADES
 from dosapp.history.record import State, checksum
 from dosapp.learner.learner import Learner
 from dosapp.learner.replay import ReplayBuffer
-from dosapp.runtime.files import CorruptRecordError, lock_folder, read_json, write_json
+from dosapp.runtime.files import lock_folder, read_json, write_json
 from dosapp.scenario import Session
 
 
@@ -28,14 +28,14 @@ from dosapp.scenario import Session
 def taught(small, tiny):
     settings = small()
     learner = Learner(settings.learner(), tiny)
-    stream = build_scenario(settings, tiny)
+    stream = build_scenario(settings, tiny.preprocess)
     learner.learn(stream.session(0))
     return learner, stream
 
 
 def test_learning_helps(small, tiny) -> None:
-    settings = small(classes=30, tasks=1, epochs=4, batch=32, train_images=10, test_images=10)
-    stream = build_scenario(settings, tiny)
+    settings = small(classes=30, tasks=1, epochs=4, batch_size=32, train_images=10, test_images=10)
+    stream = build_scenario(settings, tiny.preprocess)
     test = stream.tasks[0].test
     pixels, truth = test.read(range(len(test))), [stream.classes[i] for i in test.labels]
 
@@ -89,7 +89,7 @@ def test_what_is_not_pictures_is_a_sentence(taught) -> None:
 
 
 def test_learns_from_pictures_by_class_name(pupil, tiny) -> None:
-    learner = Learner(pupil(batch=4), tiny)
+    learner = Learner(pupil(batch_size=4), tiny)
     red, blue = ([Image.new("RGB", (40, 30 + n), c) for n in range(4)] for c in ("red", "blue"))
     learner.learn({"red sheet": red, "blue sheet": blue})
     assert learner.classes == ["red sheet", "blue sheet"]
@@ -133,7 +133,7 @@ def test_new_classes_and_more_of_known_ones(taught) -> None:
 
 
 def test_fewer_lessons_than_a_batch_use_the_smaller_batch(pupil, tiny) -> None:
-    learner = Learner(pupil(batch=64, epochs=3), tiny)
+    learner = Learner(pupil(batch_size=64, epochs=3), tiny)
     lesson = Session.from_images(
         {
             "red dot": torch.zeros(2, 3, 32, 32, dtype=torch.uint8) + 9,
@@ -145,8 +145,8 @@ def test_fewer_lessons_than_a_batch_use_the_smaller_batch(pupil, tiny) -> None:
 
 
 def test_lessons_go_on_from_any_step(small, tiny) -> None:
-    settings = small(epochs=3, memory=6)
-    stream = build_scenario(settings, tiny)
+    settings = small(epochs=3, buffer_size=6)
+    stream = build_scenario(settings, tiny.preprocess)
     whole = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
     whole.learn(stream.session(0))
     part = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
@@ -164,7 +164,7 @@ def test_lessons_go_on_from_any_step(small, tiny) -> None:
 
 def test_going_on_after_the_last_step_keeps_the_teacher(small, tiny) -> None:
     settings = small()
-    session = build_scenario(settings, tiny).session(0)
+    session = build_scenario(settings, tiny.preprocess).session(0)
     whole, part, rest = (
         Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights()))) for _ in range(3)
     )
@@ -178,7 +178,7 @@ def test_going_on_after_the_last_step_keeps_the_teacher(small, tiny) -> None:
 
 
 def test_memory_keeps_the_newest_sessions_when_there_are_more_than_pictures(tiny, small) -> None:
-    memory, stream = ReplayBuffer(capacity=3), build_scenario(small(), tiny)
+    memory, stream = ReplayBuffer(capacity=3), build_scenario(small(), tiny.preprocess)
     lessons = stream.session(0).train
     for t in range(5):
         memory.keep(lessons, torch.full((len(lessons),), t))
@@ -189,7 +189,7 @@ def test_memory_keeps_the_newest_sessions_when_there_are_more_than_pictures(tiny
 
 @pytest.mark.parametrize("method", ["flyp", "lwf", "prd"])
 def test_rivals_count_whatever_the_method(method, pupil, tiny, small) -> None:
-    lesson = build_scenario(small(), tiny).session(0)
+    lesson = build_scenario(small(), tiny.preprocess).session(0)
     losses = []
     for rivals in (False, True):
         net = tiny.shared_copy(own=list(tiny.weights()))
@@ -203,9 +203,9 @@ def test_rivals_count_whatever_the_method(method, pupil, tiny, small) -> None:
 
 
 def test_memory_is_balanced_over_sessions_and_said(small, tiny, tmp_path) -> None:
-    settings = small(method="flyp", memory=7)
+    settings = small(method="flyp", buffer_size=7)
     learner = Learner(settings.learner(), tiny)
-    stream = build_scenario(settings, tiny)
+    stream = build_scenario(settings, tiny.preprocess)
     for t in range(2):
         learner.learn(stream.session(t))
     assert [len(labels) for labels in learner.replay_buffer.labels] == [3, 3]
@@ -216,9 +216,9 @@ def test_memory_is_balanced_over_sessions_and_said(small, tiny, tmp_path) -> Non
 
 
 def test_replay_doubles_the_batch_and_marks_it(small, tiny) -> None:
-    settings = small(method="flyp", memory=30)
+    settings = small(method="flyp", buffer_size=30)
     learner = Learner(settings.learner(), tiny)
-    stream = build_scenario(settings, tiny)
+    stream = build_scenario(settings, tiny.preprocess)
     learner.learn(stream.session(0))
     seen = []
     loss = learner.method.loss
@@ -387,13 +387,16 @@ class TestClasses:
 
     @pytest.mark.parametrize(
         "changes",
-        [{}, {"memory": 9}, {"method": "slca"}, {"method": "spu", "adapt": "rmt"},
+        [{}, {"buffer_size": 9}, {"method": "slca"}, {"method": "spu", "adapt": "rmt"},
          {"method": "spu", "adapt": "eata"}, {"method": "spu", "adapt": "note"},
-         {"skew_aware": True}],
+         {"skew_aware_ema": True}],
     )  # fmt: skip
     def test_a_class_that_has_gone_is_gone_everywhere(self, small, tiny, changes) -> None:
         settings = small(**changes)
-        learner, stream = Learner(settings.learner(), tiny), build_scenario(settings, tiny)
+        learner, stream = (
+            Learner(settings.learner(), tiny),
+            build_scenario(settings, tiny.preprocess),
+        )
         learner.learn(stream.session(0))
         pixels = stream.session(0).unlabelled.read(range(8))
         learner.adapt(pixels)
@@ -536,8 +539,8 @@ class TestHistory:
         assert checksum(reader.at(6)) == checksum(reader.at(1))
 
     def test_a_replayed_class_is_forgotten_with_its_pictures(self, small, tiny, tmp_path) -> None:
-        stream = build_scenario(small(), tiny)
-        learner = Learner(small(memory=6).learner(), tiny)
+        stream = build_scenario(small(), tiny.preprocess)
+        learner = Learner(small(buffer_size=6).learner(), tiny)
         for t in (0, 1):
             learner.learn(stream.session(t))
             learner.save(tmp_path / "x")

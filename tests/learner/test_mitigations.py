@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import tensor
 
-from dosapp.experiments.plan import build_scenario, enabled_mitigations, label, plan
+from dosapp.experiments.plan import build_scenario, enabled_mitigations, plan, run_label
 from dosapp.experiments.run import run
 from dosapp.functional.class_skew import class_skew
 from dosapp.functional.masks import reactivate_entries
@@ -16,11 +16,17 @@ from dosapp.methods.base import AdaptResult
 from support import method_checks
 
 ON = {
-    "gate": {"gate": 0.9},
-    "temper": {"temper": True},
-    "skew": {"skew_aware": True},
-    "readmit": {"readmit": 0.5, "readmit_every": 1},
-    "all": {"gate": 0.5, "temper": True, "skew_aware": True, "readmit": 0.5, "readmit_every": 1},
+    "gate": {"confidence_gate": 0.9},
+    "temper": {"entropy_lr_scaling": True},
+    "skew": {"skew_aware_ema": True},
+    "readmit": {"mask_reactivation": 0.5, "reactivation_interval": 1},
+    "all": {
+        "confidence_gate": 0.5,
+        "entropy_lr_scaling": True,
+        "skew_aware_ema": True,
+        "mask_reactivation": 0.5,
+        "reactivation_interval": 1,
+    },
 }
 
 
@@ -29,7 +35,7 @@ def met(small, tiny):
     def make(sessions: int = 1, **changes: object):
         settings = small(**{"method": "dosapp", **changes})
         learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
-        stream = build_scenario(settings, tiny)
+        stream = build_scenario(settings, tiny.preprocess)
         for t in range(sessions):
             learner.learn(stream.session(t))
         return learner, stream.session(1).unlabelled.read(range(12))
@@ -50,7 +56,7 @@ class TestSkew:
         assert class_skew(counts) == pytest.approx(0, abs=1e-6)
 
     def test_moves_lambda_towards_delta(self, met) -> None:
-        learner, pixels = met(skew_aware=True)
+        learner, pixels = met(skew_aware_ema=True)
         student, method = learner.student, learner.method
         name = next(iter(student.backbone.first_mlp_weights()))
         learner.adapt(pixels[:1].repeat(12, 1, 1, 1))  # one class, and the loss is not zero
@@ -62,17 +68,19 @@ class TestSkew:
         torch.testing.assert_close(method.teacher.weights()[name], expected)
 
     def test_is_forgotten_when_lessons_begin(self, met) -> None:
-        learner, pixels = met(skew_aware=True)
+        learner, pixels = met(skew_aware_ema=True)
         learner.adapt(pixels[:1].repeat(12, 1, 1, 1))
         assert learner.student.stream_skew > 0
-        stream = build_scenario(method_checks.RunSettings.parse({}), learner.student.backbone)
+        stream = build_scenario(
+            method_checks.RunSettings.parse({}), learner.student.backbone.preprocess
+        )
         next(learner.training_steps(stream.session(0)))
         assert learner.student.stream_skew == 0
 
 
 class TestGate:
     def test_learns_only_from_images_an_expert_is_sure_of(self, met) -> None:
-        learner, pixels = met(gate=0.99)
+        learner, pixels = met(confidence_gate=0.99)
         pixels[::2] = (
             pixels[::2] + torch.rand(pixels[::2].shape, generator=torch.Generator().manual_seed(0))
         ) / 2  # half are hard to see
@@ -101,11 +109,11 @@ class TestGate:
             return BatchCheck(torch.arange(len(pixels)) == 0, torch.full((len(pixels),), -1))
 
         monkeypatch.setattr(Mitigations, "look", look)  # one of each batch is learned from
-        found = run(small(stream_batch=4, gate=0.5), tmp_path / "x")
+        found = run(small(stream_batch_size=4, confidence_gate=0.5), tmp_path / "x")
         assert min(found.pseudo_labels) > 50  # or at most a quarter would be right
 
     def test_takes_no_step_when_nobody_is_sure(self, met) -> None:
-        learner, pixels = met(gate=0.999999)
+        learner, pixels = met(confidence_gate=0.999999)
         before = learner.digest()
         noise = torch.rand(pixels.shape, generator=torch.Generator().manual_seed(0))
         guess = learner.adapt(noise)
@@ -116,7 +124,7 @@ class TestGate:
 
 class TestTemper:
     def test_the_rate_is_one_minus_the_share_of_the_largest_entropy(self, met) -> None:
-        learner, pixels = met(temper=True, method="spu", adapt="self-training")
+        learner, pixels = met(entropy_lr_scaling=True, method="spu", adapt="self-training")
         logits = learner.student.backbone.logit_scale * learner.student.logits(pixels)
         p = logits.detach().softmax(1)
         by_hand = 1 - float(-(p * p.log()).sum(1).mean()) / math.log(3)
@@ -134,7 +142,7 @@ class TestTemper:
 
         full = way()
         assert way(stream_lr=5e-4) == pytest.approx(full / 2, rel=1e-2)
-        assert way(temper=True) < full
+        assert way(entropy_lr_scaling=True) < full
 
 
 class TestReadmission:
@@ -165,7 +173,9 @@ class TestReadmission:
 
     @pytest.mark.parametrize("pair", [("dosapp", None), ("spu", "self-training")])
     def test_works_in_the_stream_of_any_masked_learner(self, pair, met) -> None:
-        learner, pixels = met(2, method=pair[0], adapt=pair[1], readmit=0.5, readmit_every=2)
+        learner, pixels = met(
+            2, method=pair[0], adapt=pair[1], mask_reactivation=0.5, reactivation_interval=2
+        )
         own = learner.mitigations.base
         turns = [learner.student.selection.mask]
         for _ in range(2):
@@ -179,14 +189,14 @@ class TestReadmission:
 
     def test_says_so_when_there_is_no_mask_to_lend_from(self, met) -> None:
         with pytest.warns(UserWarning, match="readmit has no effect"):
-            met(method="flyp", adapt="tent", readmit=0.5)
+            met(method="flyp", adapt="tent", mask_reactivation=0.5)
 
 
 @pytest.mark.parametrize("on", ON.values(), ids=ON)
 @pytest.mark.parametrize("pair", [("dosapp", None), ("spu", "rmt"), ("flyp", "tent")])
 def test_each_goes_with_each_kind_of_adapter(on, pair, small, tiny, tmp_path) -> None:
     if pair[0] == "flyp":
-        on = {**on, "readmit": 0.0}  # it has no mask to lend from, and says so
+        on = {**on, "mask_reactivation": 0.0}  # it has no mask to lend from, and says so
     settings = small(method=pair[0], adapt=pair[1], **on)
     method_checks.load_of_save_answers_and_learns_the_same(settings, tiny, tmp_path / "x")
 
@@ -200,14 +210,20 @@ def test_off_is_exactly_nothing(small) -> None:
 
 
 def test_on_is_another_result_with_another_name(small) -> None:
-    off, on = plan(small(method="dosapp")), plan(small(method="dosapp", gate=0.9, temper=True))
+    off, on = (
+        plan(small(method="dosapp")),
+        plan(small(method="dosapp", confidence_gate=0.9, entropy_lr_scaling=True)),
+    )
     assert off.key != on.key
-    assert label(on.settings) == "DoSAPP + gate=0.9 + temper"
+    assert run_label(on.settings) == "DoSAPP + confidence_gate=0.9 + temper"
 
 
 def test_a_stream_of_one_class_is_as_long_as_before(small, tiny) -> None:
     settings = small(one_class=True)
-    stream, usual = build_scenario(settings, tiny), build_scenario(small(), tiny)
+    stream, usual = (
+        build_scenario(settings, tiny.preprocess),
+        build_scenario(small(), tiny.preprocess),
+    )
     for t in range(2):
         assert len(set(stream.stream_labels(t))) == 1
         assert len(stream.stream_labels(t)) == len(usual.stream_labels(t))

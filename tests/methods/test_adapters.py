@@ -34,7 +34,7 @@ def adapting(small, tiny):
     def make(adapt: str, method: str = "spu", **changes: object):
         settings = small(method=method, adapt=adapt, **changes)
         learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
-        stream = build_scenario(settings, tiny)
+        stream = build_scenario(settings, tiny.preprocess)
         learner.learn(stream.session(0))
         return learner, learner.method.unlabelled, stream.session(1).unlabelled.read(range(8))
 
@@ -83,7 +83,7 @@ class TestRMT:
     ) -> None:
         settings = small(method="zero-shot", adapt="rmt")
         learner = Learner(settings.learner(), tiny)
-        session = build_scenario(settings, tiny).session(0)
+        session = build_scenario(settings, tiny.preprocess).session(0)
         learner.learn(session)
         rows = np.flatnonzero(session.train.labels == 1)
         mean = tiny.encode_image(session.train.read(rows)).mean(dim=0)
@@ -239,7 +239,7 @@ class TestEcoTTA:
         settings = small(method="zero-shot", adapt="ecotta")
         learner = Learner(settings.learner(), tiny)
         before = {n: w.detach().clone() for n, w in tiny.weights().items()}
-        stream = build_scenario(settings, tiny)
+        stream = build_scenario(settings, tiny.preprocess)
         lessons = list(learner.training_steps(stream.session(0)))
         assert len(lessons) == 3  # one pass
         meta = find_wrapper(learner.student.backbone, Meta)

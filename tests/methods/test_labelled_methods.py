@@ -29,7 +29,7 @@ def encode_shared_trunk(small, tiny):
     def make(method: str, sessions: float = 1, **changes: object):
         settings = small(method=method, **changes)
         learner = Learner(settings.learner(), tiny)
-        stream = build_scenario(settings, tiny)
+        stream = build_scenario(settings, tiny.preprocess)
         for t in range(int(sessions)):
             learner.learn(stream.session(t))
         if sessions % 1:
@@ -402,9 +402,9 @@ def test_cross_entropy_to_a_distribution_by_hand() -> None:
 
 
 def test_er_with_capacity_zero_stores_nothing_and_less_is_a_sentence(small, tiny) -> None:
-    learner, _ = method_checks.lived(small(method="flyp", memory=0), tiny, 1)
+    learner, _ = method_checks.lived(small(method="flyp", buffer_size=0), tiny, 1)
     assert len(learner.replay_buffer) == 0
     with pytest.raises(InputError, match="memory is -1"):
         small(method="flyp", memory=-1)
     with pytest.raises(InputError, match="memory of 1 pictures cannot keep one of each of 2"):
-        plan(small(method="flyp", memory=1))
+        plan(small(method="flyp", buffer_size=1))

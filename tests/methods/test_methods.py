@@ -61,7 +61,7 @@ class TestEveryMethod:
 
     def test_load_of_save(self, pair, paired, tiny, tmp_path) -> None:
         method_checks.load_of_save_answers_and_learns_the_same(
-            paired(pair, memory=6), tiny, tmp_path / "learner"
+            paired(pair, buffer_size=6), tiny, tmp_path / "learner"
         )
 
     def test_an_empty_stream_changes_nothing(self, pair, paired, tiny) -> None:
@@ -141,7 +141,7 @@ class TestDoSAPP:
         before = {n: w.detach().clone() for n, w in tiny.first_mlp_weights().items()}
         settings = small(method="dosapp")
         learner = Learner(settings.learner(), tiny)
-        learner.learn(build_scenario(settings, tiny).session(0))
+        learner.learn(build_scenario(settings, tiny.preprocess).session(0))
         for name, weight in tiny.first_mlp_weights().items():
             moved = int((weight != before[name]).sum())
             limit = int(0.1 * weight.numel())
@@ -158,7 +158,7 @@ class TestDoSAPP:
     def test_or_the_current_mask_if_asked(self, small, tiny) -> None:
         settings = small(method="dosapp", options={"stream_mask": "current"})
         learner = Learner(settings.learner(), tiny)
-        stream = build_scenario(settings, tiny)
+        stream = build_scenario(settings, tiny.preprocess)
         seen = []
         choose = learner.method.learner.choose
 
@@ -201,7 +201,7 @@ class TestDoSAPP:
             settings = small(method="dosapp", options={"interval": interval})
             net = tiny.shared_copy(own=list(tiny.weights()))
             learner = Learner(settings.learner(), net)
-            learner.learn(build_scenario(settings, net).session(0))
+            learner.learn(build_scenario(settings, net.preprocess).session(0))
             mine, theirs = net.weights(), learner.method.shared_copies()["teacher"].weights()
             return sum(float((mine[n] - theirs[n]).detach().square().sum()) for n in mine)
 
@@ -312,7 +312,7 @@ class TestTogether:
     def test_a_teacher_begins_again_from_the_average_of_weights(self, small, tiny) -> None:
         settings = small(method="zscl", adapt="dosapp", options={"references": "signs"})
         learner = Learner(settings.learner(), tiny)
-        learner.learn(build_scenario(settings, tiny).session(0))
+        learner.learn(build_scenario(settings, tiny.preprocess).session(0))
         mine = learner.student.backbone.weights()
         theirs = learner.method.unlabelled.teacher.weights()
         assert all(torch.equal(mine[n], theirs[n]) for n in mine)
@@ -350,7 +350,7 @@ def test_teachers_smooth_by_epoch_if_asked(small, tiny) -> None:
     learner = Learner(settings.learner(), tiny)
     name = next(iter(tiny.first_mlp_weights()))
     teacher, student = learner.method.teacher, tiny.weights()[name]
-    lessons = learner.lessons(build_scenario(settings, tiny).session(0))
+    lessons = learner.lessons(build_scenario(settings, tiny.preprocess).session(0))
     start = student.detach().clone()
     for _ in range(3):
         next(lessons)

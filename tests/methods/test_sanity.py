@@ -49,8 +49,8 @@ def committed(label: str) -> Result:
         ({"method": "zscl", "options": {"references": "signs"}}, "FLYP", 1.5, 0.5),
         ({"method": "dualprompt"}, "FLYP", 2.0, 4.0),
         ({"method": "slca"}, "FLYP", 5.0, 4.0),
-        ({"method": "flyp", "memory": 100}, "FLYP", 5.0, 5.0),
-        ({"method": "sparcl", "memory": 100}, "SparCL", 5.0, 5.0),
+        ({"method": "flyp", "buffer_size": 100}, "FLYP", 5.0, 5.0),
+        ({"method": "sparcl", "buffer_size": 100}, "SparCL", 5.0, 5.0),
         ({"method": "l2p"}, "zero-shot", 4.0, 1.0),
     ],
     ids=["zscl", "dualprompt", "slca", "replay", "sparcl and replay", "l2p"],
@@ -73,7 +73,7 @@ def test_knows_more_and_forgets_less(settings, against, accuracy, forgetting, tm
     ],
 )
 def test_adapts_to_noise(adapt, more, gain, tmp_path) -> None:
-    noisy = {"stream_noise": 0.35, "test_noise": 0.35, "stream_batch": 32}
+    noisy = {"stream_noise": 0.35, "test_noise": 0.35, "stream_batch_size": 32}
     settings = RunSettings(
         method="spu", adapt=adapt, classes=20, tasks=2, epochs=3, **noisy, **more
     )
@@ -93,7 +93,7 @@ class TestKeeping:
     def after_two(self, tiny, **changes: object) -> tuple[Learner, object]:
         settings = RunSettings(classes=20, tasks=2, epochs=3, lr=1e-4, **changes)
         learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
-        stream = build_scenario(settings, tiny)
+        stream = build_scenario(settings, tiny.preprocess)
         learner.learn(stream.session(0))
         return learner, stream.session(1)
 
@@ -140,7 +140,7 @@ class TestHolding:
             method="spu", adapt=adapt, classes=10, tasks=1, epochs=2, lr=1e-3, options=options
         )
         learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
-        session = build_scenario(settings, tiny).session(0)
+        session = build_scenario(settings, tiny.preprocess).session(0)
         learner.learn(session)
         ended = {
             n: w.detach().clone() for n, w in learner.student.backbone.first_mlp_weights().items()
@@ -169,7 +169,7 @@ class TestHolding:
             options={"agree": 0.0},
         )
         learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
-        session = build_scenario(settings, tiny).session(0)
+        session = build_scenario(settings, tiny.preprocess).session(0)
         learner.learn(session)
         method, student = learner.method.unlabelled, learner.student
         pixels = session.unlabelled.read(range(0, len(session.unlabelled), 3))

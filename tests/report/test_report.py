@@ -74,7 +74,7 @@ class TestWhatMayBeCompared:
         )
 
     def test_what_is_taught_and_streamed_may_differ(self) -> None:
-        settings = {"stream": False, "fraction": 0.5, "stream_noise": 0.1, "memory": 9}
+        settings = {"stream": False, "stream_fraction": 0.5, "stream_noise": 0.1, "buffer_size": 9}
         stream = {"name": "pets", "hash": "other"}
         check_paired(*self.changed(settings=settings, task={"stream": 0}, stream=stream))
         check_paired(*self.changed(R=[[1.0], [1.0]], stream=stream))  # joint training, and not
@@ -217,7 +217,7 @@ class TestMoreRowsThanLinesCanTellApart:
     @pytest.fixture
     def grid_progress(self):
         learners = [
-            make_result(f"L{n:02}", 0, 60.0 + n, 10.0, memory=50 * (n == 3)) for n in range(16)
+            make_result(f"L{n:02}", 0, 60.0 + n, 10.0, buffer_size=50 * (n == 3)) for n in range(16)
         ]
         return rows(
             [*learners, make_result("zero-shot", 0, 40.0, 5.0), make_result("Joint", 0, 90.0, None)]

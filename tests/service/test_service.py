@@ -28,11 +28,11 @@ import dosapp.backbones.pretrained
 from dosapp.drills.service_process import lesson as served_lesson
 from dosapp.drills.service_process import pictures as served_pictures
 from dosapp.drills.service_process import png
-from dosapp.errors import InputError
+from dosapp.errors import BusyError, InputError, ReadOnlyError
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import write_bytes
-from dosapp.service.reader import Answer, BusyError
-from dosapp.service.service import ReadOnlyError, open_service
+from dosapp.service.reader import Answer
+from dosapp.service.service import open_service
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
 from dosapp.service.writer import ENDED
@@ -149,7 +149,7 @@ class TestAsking:
             sizes.append(len(images))
             return predict(learner, images, top)
 
-        with served(folder, batch=3, batch_wait=60.0, adapt=False) as service:
+        with served(folder, batch_size=3, batch_wait=60.0, adapt=False) as service:
             alone = [predict(service.reader.published.learner, p[None], 3)[0] for p in pixels]
             monkeypatch.setattr(Learner, "predict", watched)
             one, two = service.ask(pixels[:2], 1), service.ask(pixels[2:], 3)
@@ -271,7 +271,7 @@ class TestTheStream:
         assert signals["drift"] > 0
         after = Learner.load(folder)
         assert after.digest() != before.digest()
-        pixels = torch.stack([before.student.backbone.picture(Image.open(io.BytesIO(p)))
+        pixels = torch.stack([before.student.backbone.preprocess(Image.open(io.BytesIO(p)))
                               for p in pictures(stream)])  # fmt: skip
         for _ in range(2):  # the same two steps, in process
             before.adapt(pixels)
@@ -348,7 +348,7 @@ class TestTheStream:
 
     def test_the_stream_waits_while_answers_do(self, folder, stream) -> None:
         pixels = stream.tasks[0].test.read(range(8))
-        with served(folder, batch=4, skew=1.0) as service:
+        with served(folder, batch_size=4, skew=1.0) as service:
             service.reader.waiting = 5  # as if one more waited than the next batch takes
             answer = Answer(1, service.reader.published.learner.predict(pixels, 1))
             service.answered_with(pixels, answer, learn=True)
@@ -439,7 +439,7 @@ class TestAFullDisk:
         """Steps that were judge_claim good are in the next version, however many could not be written
         and whatever else could not."""
         alone = Learner.load(folder)
-        pixels = torch.stack([alone.student.backbone.picture(Image.open(io.BytesIO(p)))
+        pixels = torch.stack([alone.student.backbone.preprocess(Image.open(io.BytesIO(p)))
                               for p in pictures(stream)])  # fmt: skip
         with served(folder, interval=1) as service, asking(build_app(service)) as client:
             full.set()
@@ -800,7 +800,7 @@ class TestVersions:
             assert client.get("/versions/7").status_code == 404
 
     def test_a_memory_keeps_the_pictures_of_classes_that_are_known(self, tiny, tmp_path) -> None:
-        stream = taught(tiny, tmp_path / "x", memory=6)
+        stream = taught(tiny, tmp_path / "x", buffer_size=6)
         with served(tmp_path / "x") as service, asking(build_app(service)) as client:
             finished(client, client.post("/learn", files={"archive": lesson(stream)}))
             assert len(service.writer.learner.replay_buffer) == 6

@@ -22,7 +22,7 @@ from dosapp.runtime.files import read_json, write_json
 from dosapp.service.service import GLANCE, open_service
 from dosapp.service.settings import ServiceSettings
 from dosapp.settings import LearnerSettings
-from dosapp.student.student import Selection
+from dosapp.student.selection import Selection
 from support.services import until
 
 pytest.importorskip("fastapi")

@@ -32,7 +32,7 @@ QUICK = {"adapt_batch": 8, "interval": 1, "threads": 1, "batch_wait": 0.0}
 @pytest.fixture(scope="module")
 def made(_loaded, tmp_path_factory):
     folder = tmp_path_factory.mktemp("taught") / "learner"
-    return folder, taught(_loaded, folder, batch=2, rivals=True)
+    return folder, taught(_loaded, folder, batch_size=2, all_class_negatives=True)
 
 
 @pytest.fixture

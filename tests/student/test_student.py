@@ -14,7 +14,8 @@ from dosapp.functional.losses import clip_loss
 from dosapp.functional.masks import top_fraction
 from dosapp.functional.pseudo_labels import max_logit_labels
 from dosapp.methods.dosapp import DoSAPP
-from dosapp.student.student import Selection, Student
+from dosapp.student.selection import Selection
+from dosapp.student.student import Student
 
 NAMES = ["red plain circle", "blue striped square", "green dotted star"]
 

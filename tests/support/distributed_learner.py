@@ -15,7 +15,7 @@ from support.settings import SMALL
 
 LIVES = {
     "dosapp": {"method": "dosapp"},
-    "replay": {"method": "dosapp", "memory": 6},
+    "replay": {"method": "dosapp", "buffer_size": 6},
     "flyp": {"method": "flyp", "adapt": "self-training"},
     "lwf": {"method": "lwf", "adapt": "tent"},
     "slca": {"method": "slca", "adapt": "eata"},
@@ -28,9 +28,9 @@ LIVES = {
 def live(settings: RunSettings) -> dict[str, torch.Tensor]:
     """Odd batches, so that shares differ; everything that was learned and every label given."""
     planned = plan(settings)
-    load_dataset("signs", planned.net)  # pictures are drawn once, in single precision
+    load_dataset("signs", planned.backbone)  # pictures are drawn once, in single precision
     torch.set_default_dtype(torch.float64)  # or AdamW makes whole steps of rounding errors
-    for weight in planned.net.weights().values():
+    for weight in planned.backbone.weights().values():
         weight.data = weight.data.double()
     encoded = 0
 
@@ -38,13 +38,13 @@ def live(settings: RunSettings) -> dict[str, torch.Tensor]:
         nonlocal encoded
         encoded += len(inputs[0])
 
-    planned.net.model.vision_model.post_layernorm.register_forward_pre_hook(counted)
-    learner = Learner(planned.settings.learner(), planned.net)
+    planned.backbone.model.vision_model.post_layernorm.register_forward_pre_hook(counted)
+    learner = Learner(planned.settings.learner(), planned.backbone)
     labels, losses = [], []
-    for t in range(len(planned.stream.task_groups)):
-        session = planned.stream.session(t)
+    for t in range(len(planned.scenario.task_groups)):
+        session = planned.scenario.session(t)
         losses += [lesson.loss for lesson in learner.training_steps(session)]
-        for pixels in session.unlabelled.batches(settings.stream_batch):
+        for pixels in session.unlabelled.batches(settings.stream_batch_size):
             guess = learner.adapt(pixels)
             labels += guess.labels.tolist() if guess else []
     found = {n: t.clone().contiguous() for n, t in learner.state().tensors.items()}
@@ -57,6 +57,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     with distributed.process_group():
         for name, life in LIVES.items():
-            small = {**SMALL, "batch": 7, "stream_batch": 5, "lr": 1e-4, **life}
+            small = {**SMALL, "batch_size": 7, "stream_batch_size": 5, "lr": 1e-4, **life}
             file = f"{name}-{distributed.rank()}-of-{distributed.world_size()}.safetensors"
             save_file(live(RunSettings.parse(small)), Path(sys.argv[1]) / file)

@@ -14,12 +14,12 @@ LONG = {
     "classes": 6,
     "tasks": 2,
     "epochs": 8,
-    "batch": 4,
-    "stream_batch": 2,
+    "batch_size": 4,
+    "stream_batch_size": 2,
     "train_images": 20,
     "test_images": 60,
     "lr": 1e-3,
-    "memory": 9,
+    "buffer_size": 9,
 }
 
 

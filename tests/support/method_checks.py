@@ -18,11 +18,11 @@ def lived(settings: RunSettings, net: CLIPBackbone, sessions: int = 2) -> tuple[
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         learner = Learner(settings.learner(), net.shared_copy(own=list(net.weights())))
-    stream = build_scenario(settings, net)
+    stream = build_scenario(settings, net.preprocess)
     for t in range(sessions):
         session = stream.session(t)
         learner.learn(session)
-        for pixels in session.unlabelled.batches(settings.stream_batch):
+        for pixels in session.unlabelled.batches(settings.stream_batch_size):
             learner.adapt(pixels)
     return learner, stream
 

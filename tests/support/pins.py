@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from dosapp.backbones.clip import CLIPBackbone, load_backbone
+from dosapp.backbones.clip import CLIPBackbone
+from dosapp.backbones.registry import load_backbone
 from dosapp.experiments.plan import build_scenario
 from dosapp.experiments.run import machine
 from dosapp.history.history import History
@@ -21,9 +22,15 @@ from dosapp.settings import RunSettings
 FILE = Path(__file__).parent / "pins.json"
 OLD_LEARNER = Path(__file__).parent / "learner-0.1"  # written by version 0.1.0
 SETTINGS = {
-    "classes": 6, "tasks": 2, "epochs": 2, "batch": 8, "stream_batch": 8, "train_images": 8,
-    "test_images": 8, "lr": 1e-3,
-}  # fmt: skip
+    "classes": 6,
+    "tasks": 2,
+    "epochs": 2,
+    "batch_size": 8,
+    "stream_batch_size": 8,
+    "train_images": 8,
+    "test_images": 8,
+    "lr": 1e-3,
+}
 PAIRS = {
     "spu+self-training": {"method": "spu", "adapt": "self-training"},
     "spu+rmt": {"method": "spu", "adapt": "rmt"},
@@ -31,13 +38,18 @@ PAIRS = {
     "flyp+dosapp": {"method": "flyp", "adapt": "dosapp"},
     "l2p+ecotta": {"method": "l2p", "adapt": "ecotta"},
     "slca+cotta": {"method": "slca", "adapt": "cotta"},
-    "dosapp, replay": {"method": "dosapp", "memory": 6},
+    "dosapp, replay": {"method": "dosapp", "buffer_size": 6},
     "dosapp, mitigations": {
-        "method": "dosapp", "gate": 0.2, "temper": True, "skew_aware": True, "readmit": 0.1,
-        "readmit_every": 1, "rivals": True,
+        "method": "dosapp",
+        "confidence_gate": 0.2,
+        "entropy_lr_scaling": True,
+        "skew_aware_ema": True,
+        "mask_reactivation": 0.1,
+        "reactivation_interval": 1,
+        "all_class_negatives": True,
     },
     "dosapp, all weights": {"method": "dosapp", "options": {"weights": "all", "labels": "student"}},
-}  # fmt: skip
+}
 
 
 def cases() -> dict[str, dict[str, object]]:
@@ -58,7 +70,7 @@ def trained(net: CLIPBackbone, **changes: object) -> tuple[Learner, object]:
         warnings.simplefilter("ignore")
         settings = RunSettings.parse({**SETTINGS, **changes})
         learner = Learner(settings.learner(), net.shared_copy(own=list(net.weights())))
-        stream = build_scenario(settings, net)
+        stream = build_scenario(settings, net.preprocess)
         for t in range(2):
             session = stream.session(t)
             learner.learn(session)
@@ -117,7 +129,7 @@ def write() -> None:
             learner.adapt(pixels)
         learner.save(OLD_LEARNER, "one more stream")
     history, versions, old = old_versions()
-    image = build_scenario(RunSettings.parse(SETTINGS), net).tasks[0].test.read([0])[0]
+    image = build_scenario(RunSettings.parse(SETTINGS), net.preprocess).tasks[0].test.read([0])[0]
     pins = {
         "machine": machine("cpu"),
         "torch": torch.__version__,

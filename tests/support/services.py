@@ -20,7 +20,7 @@ def taught(net: CLIPBackbone, folder: Path, **changes: object) -> Scenario:
     """Three classes of two times three, taught and saved; the stream they come from."""
     settings: RunSettings = RunSettings.parse({**SMALL, **changes})
     learner = Learner(settings.learner(), net.shared_copy(own=list(net.weights())))
-    stream = build_scenario(settings, net)
+    stream = build_scenario(settings, net.preprocess)
     learner.learn(stream.session(0))
     learner.save(folder, "taught for the tests")
     return stream

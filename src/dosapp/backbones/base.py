@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from PIL import Image
 from torch import Tensor, nn
 
+from dosapp.data.preprocess import Preprocess
 from dosapp.settings import LearnerSettings
 
 if TYPE_CHECKING:
@@ -138,11 +138,8 @@ class Backbone(Protocol):
         """Stop sharing these: copy them, so that they no longer move with the other's."""
 
     @property
-    def preparation(self) -> str:
-        """What decides how `picture` prepares an image, in words that can be compared."""
-
-    def picture(self, image: Image.Image) -> Tensor:
-        """Resize and crop as the model was trained; `uint8 [3, pixels, pixels]`."""
+    def preprocess(self) -> Preprocess:
+        """Resize and crop of an image for this backbone."""
 
     def fingerprint(self) -> str:
         """A checksum of the weights and of everything that decides what they compute."""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from PIL import Image
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -29,7 +28,8 @@ from dosapp.backbones.tower import (
     compile_block,
     run_blocks,
 )
-from dosapp.errors import InputError, unknown_name
+from dosapp.data.preprocess import Preprocess
+from dosapp.errors import InputError
 from dosapp.runtime.devices import resolve_device
 from dosapp.runtime.process_memory import retain_freed_memory
 from dosapp.settings import LearnerSettings
@@ -40,16 +40,10 @@ T = TypeVar("T")
 if TYPE_CHECKING:
     from transformers import CLIPModel
 
-KNOWN = {
-    "ViT-B-16": "openai/clip-vit-base-patch16",
-    "ViT-B-32": "openai/clip-vit-base-patch32",
-    "ViT-L-14": "openai/clip-vit-large-patch14",
-}
 TRUNK = re.compile(
     r"(vision|text)_model\.(embeddings|pre_layrnorm|encoder\.layers\.0\.(self_attn|layer_norm1))\."
 )
 MIN_SHARED_CAPTIONS = 4  # captions from which on a common beginning is read once
-TINY = Path(__file__).parent / "tiny"
 
 # What of a config changes an answer; the rest (library version, initialisation) does not.
 BEHAVIOUR_FIELDS = (
@@ -103,6 +97,9 @@ class CLIPBackbone:
         self.revision = 0
         vision = model.config.vision_config
         self.image_size: int = vision.image_size
+        self.preprocess = Preprocess(
+            self.image_size, self.processing["size"], self.processing["resample"]
+        )
         self.hidden_size: int = vision.hidden_size
         self.num_blocks: int = vision.num_hidden_layers
         self.embed_dim: int = model.config.projection_dim
@@ -119,7 +116,7 @@ class CLIPBackbone:
         self._precision = getattr(torch, settings.precision)
         self._microbatch = settings.microbatch
         through = compile_block(apply_block) if settings.compile else apply_block
-        self._through = checkpointed(through) if settings.checkpointing else through
+        self._through = checkpointed(through) if settings.gradient_checkpointing else through
 
     # Features
 
@@ -295,34 +292,6 @@ class CLIPBackbone:
         text = json.dumps(whole, indent=2) + "\n"
         (folder / "preprocessor_config.json").write_text(text)
 
-    # Pictures
-
-    @property
-    def preparation(self) -> str:
-        said = {k: v for k, v in self.processing.items() if k in ("size", "resample")}
-        return json.dumps([self.image_size, said], sort_keys=True)
-
-    def picture(self, image: Image.Image) -> Tensor:
-        """Shorter side to `size`, centre crop, RGB: the processor file's settings, with Pillow."""
-        settings = self.processing
-        image = image.convert("RGB")
-        resample, size = Image.Resampling(settings["resample"]), settings["size"]
-        if "shortest_edge" in size:
-            ratio = size["shortest_edge"] / min(image.size)
-            # transformers truncates the longer side; exact arithmetic keeps the shorter one
-            width, height = (
-                size["shortest_edge"] if side == min(image.size) else int(side * ratio)
-                for side in image.size
-            )
-        else:
-            width, height = size["width"], size["height"]
-        image = image.resize((width, height), resample)
-        crop = self.image_size
-        left, top = (width - crop) // 2, (height - crop) // 2
-        image = image.crop((left, top, left + crop, top + crop))
-        data = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-        return data.view(crop, crop, 3).permute(2, 0, 1).contiguous()
-
 
 def read_preprocessing(where: str) -> dict[str, Any]:
     """Size, resampling, mean and std, from either of the files transformers has used for them."""
@@ -339,35 +308,3 @@ def read_preprocessing(where: str) -> dict[str, Any]:
         "image_mean": list(found.get("image_mean") or MEAN),
         "image_std": list(found.get("image_std") or STD),
     }
-
-
-def load_backbone(name: str) -> CLIPBackbone:
-    """A backbone by what people call it: `tiny`, `ViT-B-16`, a local folder, or a hub id."""
-    source = KNOWN.get(name.replace("/", "-"), name)
-    folder = TINY if name == "tiny" else Path(source)
-    local = folder.is_dir()
-    if not local and source[:1] in ("/", ".", "~"):
-        raise InputError(
-            f"backbone folder '{name}' does not exist (from '{Path.cwd()}'); give another"
-        )
-    if not local and "/" not in source:
-        raise unknown_name("backbone", name, ["tiny", *KNOWN], "dosapp backbones")
-    if local and not (folder / "config.json").exists():
-        raise InputError(
-            f"backbone folder '{name}' has no config.json; it must be a folder written by "
-            "CLIPModel.save_pretrained with its tokenizer and processor"
-        )
-    library = import_transformers()
-    where: str = str(folder) if local else source
-    try:
-        model = library.CLIPModel.from_pretrained(where, local_files_only=local)
-        tokenizer = library.AutoTokenizer.from_pretrained(where, local_files_only=local)
-        processing = read_preprocessing(where)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0][:160]
-        raise InputError(
-            f"backbone '{name}' could not be loaded ({reason}); use 'tiny', one of "
-            f"{', '.join(KNOWN)} (needs the hub or its cache), or a folder written by "
-            "save_pretrained with its tokenizer and preprocessor_config.json"
-        ) from error
-    return CLIPBackbone(model.float(), tokenizer, processing, name)

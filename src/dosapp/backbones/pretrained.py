@@ -7,7 +7,7 @@ from functools import cached_property
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone
-from dosapp.backbones.clip import load_backbone
+from dosapp.backbones.registry import load_backbone
 from dosapp.errors import InputError
 
 

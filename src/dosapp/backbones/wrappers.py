@@ -9,10 +9,10 @@ from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from dosapp.backbones.base import Backbone, Captions, Expert, Pixels, TowerHooks, Weights
+from dosapp.data.preprocess import Preprocess
 from dosapp.settings import LearnerSettings
 
 A = TypeVar("A", bound="BackboneWrapper")
@@ -100,11 +100,8 @@ class BackboneWrapper:
             self.extra[name] = nn.Parameter(mine, requires_grad=False)
 
     @property
-    def preparation(self) -> str:
-        return self.inner.preparation
-
-    def picture(self, image: Image.Image) -> Tensor:
-        return self.inner.picture(image)
+    def preprocess(self) -> Preprocess:
+        return self.inner.preprocess
 
     def fingerprint(self) -> str:
         return self.inner.fingerprint()

@@ -15,10 +15,11 @@ from dosapp.data.base import Prompts
 from dosapp.functional.masks import Mask, Scores, top_fraction
 from dosapp.methods.dosapp import DoSAPP
 from dosapp.runtime.process_memory import retain_freed_memory
-from dosapp.settings import PAPER_RATE
-from dosapp.student.student import Selection, Student
+from dosapp.settings import PAPER_LR
+from dosapp.student.selection import Selection
+from dosapp.student.student import Student
 
-RATE, DECAY, SHARE = PAPER_RATE, 0.2, 0.1
+RATE, DECAY, SHARE = PAPER_LR, 0.2, 0.1
 PROMPTS = Prompts(train="{}", evaluate=("{}",))
 
 

@@ -5,7 +5,7 @@ import sys
 import warnings
 
 from dosapp.cli.console import app, err
-from dosapp.errors import InputError
+from dosapp.errors import DosappError, InputError
 from dosapp.runtime.process_memory import retain_freed_memory
 
 # `dosapp --help` has this order
@@ -22,9 +22,9 @@ def main() -> None:
     warnings.showwarning = lambda message, *_: err.print(f"note: {message}")
     try:
         app()
-    except InputError as error:
+    except DosappError as error:
         err.print(f"dosapp: {error}")
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, InputError) else 1)
     except OSError as error:
         where = error.filename or "the disk"
         err.print(f"dosapp: cannot use '{where}' ({error.strerror})")

@@ -88,10 +88,10 @@ def datasets(as_json: Json = False) -> None:
 @app.command()
 def backbones(as_json: Json = False) -> None:
     """List the backbones."""
-    from dosapp.backbones.clip import KNOWN
+    from dosapp.backbones.registry import HUB_IDS
 
     facts = {"tiny": "embedded: 32 px, 1.2 M weights, pretrained on generated pictures"}
-    facts |= {name: f"{hub} from the hub, or its cache" for name, hub in KNOWN.items()}
+    facts |= {name: f"{hub} from the hub, or its cache" for name, hub in HUB_IDS.items()}
     if as_json:
         print(json.dumps(facts, indent=1))
         return

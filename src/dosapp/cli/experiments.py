@@ -111,14 +111,14 @@ def grid(
     """Every run a file describes, each computed once, resumable."""
     from dosapp.cli.progress import grid_progress
     from dosapp.experiments.grid import read_grid, run_grid
-    from dosapp.experiments.plan import label, plan
+    from dosapp.experiments.plan import plan, run_label
     from dosapp.experiments.store import Store
 
     planned = read_grid(file, seeds)
     if dry_run:
         for one in planned:
             there = folder.exists() and (Store(folder).place(plan(one)) / "result.json").exists()
-            print(f"{label(one)}, {one.data}, seed {one.seed}{', done' if there else ''}")
+            print(f"{run_label(one)}, {one.data}, seed {one.seed}{', done' if there else ''}")
         return
     with grid_progress(planned, err) as watch:
         outcomes = run_grid(planned, folder, jobs=jobs, keep=keep, engine=engine, watch=watch)

@@ -1,4 +1,4 @@
-"""Settings as flags: each is describe_datasets once, in its model, and never again on the command line."""
+"""Flags from settings models: each setting is described once, in its model."""
 
 import inspect
 from collections.abc import Callable
@@ -12,7 +12,10 @@ from dosapp.settings import Settings
 def with_settings(
     model: type[Settings], without: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Turn the fields of a settings model into flags, so that each is describe_datasets in one place."""
+    """Decorate a command with one flag per field of a settings model.
+
+    Old names of a setting are flags too. The command gets the given values as `flags`.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True).parameters.values()
@@ -24,7 +27,11 @@ def with_settings(
             default = "" if field.default is None else f" [{field.default}]"
             if kind is bool:
                 default = f" [{'yes' if field.default else 'no'}]"
-            option = typer.Option(help=f"{field.description}{default}", show_default=False)
+            option = typer.Option(
+                *_flag_names(model, name, kind is bool),
+                help=f"{field.description}{default}",
+                show_default=False,
+            )
             flags.append(
                 inspect.Parameter(
                     name,
@@ -47,3 +54,10 @@ def with_settings(
         return wrapped
 
     return decorate
+
+
+def _flag_names(model: type[Settings], name: str, is_switch: bool) -> list[str]:
+    """`--batch-size` and `--batch`; a switch also has `--no-…`."""
+    names = [name, *(old for old, new in model.aliases.items() if new == name)]
+    words = [each.replace("_", "-") for each in names]
+    return [f"--{word}/--no-{word}" if is_switch else f"--{word}" for word in words]

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dosapp.experiments.grid import Outcome
-from dosapp.experiments.plan import label
+from dosapp.experiments.plan import run_label
 from dosapp.experiments.run import RunCallback
 from dosapp.settings import RunSettings
 
@@ -118,7 +118,7 @@ class GridTable:
         self.task = self.bar.add_task("runs", total=len(planned))
 
     def called(self, one: RunSettings) -> str:
-        return f"{label(one)}, {one.data}" if self.several else label(one)
+        return f"{run_label(one)}, {one.data}" if self.several else run_label(one)
 
     def add(self, outcome: Outcome) -> None:
         self.done.append(outcome)

@@ -1,11 +1,16 @@
-"""What a dataset is: pictures, labels, class names and the words put around them."""
+"""Datasets: images, labels, class names and the captions of a class.
+
+A loader returns a `Dataset[ImageSource]`: images as they are stored. `cache_dataset` turns it into a
+`Dataset[ImageArray]`: images at the backbone's size, as bytes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from dosapp.errors import InputError
@@ -14,7 +19,7 @@ Rows = NDArray[np.int64]
 
 
 class ImageArray(Protocol):
-    """ImageArray by position, already at the backbone's size."""
+    """Images at the backbone's size, by row."""
 
     def __len__(self) -> int: ...
 
@@ -22,108 +27,105 @@ class ImageArray(Protocol):
         """`uint8 [n, 3, H, W]`."""
 
     def key(self, row: int) -> str:
-        """A name for the picture that does not change between machines, for manifests."""
+        """A name of the image that is the same on every machine, for manifests."""
 
     def check(self) -> None:
-        """Make sure that every picture can be read, before anybody relies on it."""
+        """Raise an `InputError` if an image cannot be read."""
 
 
 class ImageSource(Protocol):
-    """ImageArray as they came, each decoded and resized when it is asked for."""
+    """Images as they are stored, by row: files, members of an archive, cells of a table."""
 
     def __len__(self) -> int: ...
 
-    def decode(self, row: int) -> Tensor:
-        """`uint8 [3, H, W]`; one sentence if it cannot be read."""
+    def open(self, row: int) -> Image.Image:
+        """Decode one image, or raise an `InputError` that names it."""
 
-    def key(self, row: int) -> str: ...
+    def key(self, row: int) -> str:
+        """A name of the image and its content that is the same on every machine."""
 
     def identity(self) -> object:
-        """Something JSON can hold that is another when any picture may be another."""
+        """A JSON value that changes when any image may have changed; names the cache file."""
 
-    def subset(self, rows: Sequence[int]) -> "ImageSource": ...
+    def subset(self, rows: Sequence[int]) -> "ImageSource":
+        """Some of the images."""
+
+
+I_co = TypeVar("I_co", bound=ImageArray | ImageSource, covariant=True)
 
 
 @dataclass(frozen=True)
-class Split:
-    """LabelledImages pictures: a split of a dataset. Labels are positions in its class names."""
+class Split(Generic[I_co]):
+    """Labelled images: the training or the test part of a dataset."""
 
-    images: ImageArray
-    labels: Rows
-    skipped: int = 0  # pictures that could not be read, and were to be skipped
+    images: I_co
+    labels: Rows  # [N], indices of the dataset's class names
+    skipped: int = 0  # unreadable images that were left out on request
 
     def __post_init__(self) -> None:
         if len(self.images) != len(self.labels):
-            raise ValueError(f"{len(self.images)} pictures but {len(self.labels)} labels")
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The same before anything is decoded: what a loader finds."""
-
-    source: ImageSource
-    labels: Rows
+            raise ValueError(f"{len(self.images)} images but {len(self.labels)} labels")
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """The caption of a class in training, and those whose features are averaged in evaluation."""
+    """Captions of a class: one for training, and the templates whose features are averaged.
+
+    Example:
+        >>> Prompts("a sketch of a {}.").caption("fox")
+        'a sketch of a fox.'
+    """
 
     train: str = "a photo of a {}."
     evaluate: tuple[str, ...] = ("a photo of a {}.",)
 
     @classmethod
-    def of(cls, caption: str) -> "Prompts":
-        """One caption in training and evaluation; without one, the default."""
-        return cls(caption, (caption,)) if caption else cls()
+    def from_template(cls, template: str) -> "Prompts":
+        """One template for training and evaluation; the default if it is empty."""
+        return cls(template, (template,)) if template else cls()
 
     def caption(self, name: str) -> str:
+        """The training caption of a class."""
         return self.train.format(name)
 
 
 @dataclass(frozen=True)
-class Dataset:
-    """Classes with a training and a test part; `control` holds classes nobody ever trains on."""
+class ControlSet(Generic[I_co]):
+    """Classes that are never trained; zero-shot accuracy on them measures generic knowledge."""
+
+    classes: tuple[str, ...]
+    test: Split[I_co]
+
+
+@dataclass(frozen=True)
+class Dataset(Generic[I_co]):
+    """Class names with a training and a test split.
+
+    Example:
+        >>> from dosapp import load_backbone, load_dataset
+        >>> len(load_dataset("shapes", load_backbone("tiny").preprocess).classes)
+        100
+    """
 
     name: str
     classes: tuple[str, ...]
-    train: Split
-    test: Split
+    train: Split[I_co]
+    test: Split[I_co]
     prompts: Prompts = Prompts()
-    control: "Control | None" = None
+    control: ControlSet[I_co] | None = None
 
     def __post_init__(self) -> None:
         check_class_names(self.classes, self.name)
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A dataset as a loader finds it."""
-
-    name: str
-    classes: tuple[str, ...]
-    train: Listing
-    test: Listing
-    prompts: Prompts = Prompts()
-
-
-@dataclass(frozen=True)
-class Control:
-    """A yardstick for generic knowledge: zero-shot accuracy on classes never trained."""
-
-    classes: tuple[str, ...]
-    test: Split
-
-
 def check_class_names(names: Sequence[str], where: str) -> None:
+    """Raise an `InputError` if there are no class names, or an empty or repeated one."""
     if not names:
         raise InputError(f"{where} has no classes; give a folder with one folder for each class")
     seen: set[str] = set()
     for name in names:
         if not name.strip():
-            raise InputError(
-                f"{where} has an empty class name; every class needs a name to be read"
-            )
+            raise InputError(f"{where} has an empty class name; give every class a name")
         if name in seen:
             raise InputError(f"{where} names the class '{name}' twice; class names must differ")
         seen.add(name)

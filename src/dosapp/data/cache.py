@@ -1,16 +1,18 @@
-"""CachedImages pictures in one memory-mapped file, so that nothing is decoded or hashed twice.
+"""Decoded images in one memory-mapped file, so that no image is decoded or hashed twice.
 
-The file is named after what decides its content: which pictures, and how they are prepared. It is
-written beside its place, by one process while others wait, and renamed when it is whole.
+A cache file is named after what decides its content: which images, and how they are preprocessed.
+It is written under a temporary name, by one process while others wait, and renamed when it is
+complete. The least recently used files are deleted when the folder exceeds `DOSAPP_CACHE_GB`.
 """
 
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dosapp.data.base import ImageSource, Listing, Rows, Split
+from dosapp.data.base import Dataset, ImageArray, ImageSource, Rows, Split
+from dosapp.data.preprocess import Preprocess
 from dosapp.errors import InputError
 from dosapp.runtime.files import (
+    create_file,
     ensure_dir,
     lock_folder,
     read_json,
@@ -31,31 +35,52 @@ from dosapp.runtime.files import (
 )
 
 FORMAT = 1
+CHUNK = 256  # images decoded before they are written
+DEFAULT_GB = 40.0  # the paper's five datasets at 224 px take about 21
 
 
 def cache_folder() -> Path:
-    """For pictures: below `DOSAPP_CACHE`, or a folder of the user's cache."""
+    """The folder of decoded images, below `DOSAPP_CACHE` or the user's cache."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("DOSAPP_CACHE") or home / "dosapp") / "pictures"
 
 
-def cache_split(half: Listing, preparation: str, skip_bad: bool) -> Split:
-    """Its pictures behind a memory map, and perhaps without those that cannot be read."""
-    found = CachedImages(half.source, preparation, cache_folder())
-    if not skip_bad or not (faults := found.faults()):
-        return Split(found, half.labels)
-    first = next(iter(faults.values()))
-    warnings.warn(f"{len(faults)} picture(s) are left out; the first: {first}", stacklevel=4)
-    good = [row for row in range(len(found)) if str(row) not in faults]
-    return Split(replace(found, source=half.source.subset(good)), half.labels[good], len(faults))
+def cache_dataset(
+    dataset: Dataset[ImageSource], preprocess: Preprocess, skip_bad: bool = False
+) -> Dataset[ImageArray]:
+    """Put the images of a dataset behind a cache of decoded images.
+
+    Args:
+        dataset: Images as they are stored.
+        preprocess: Resize and crop of the backbone.
+        skip_bad: Leave unreadable images out, with a warning, instead of raising.
+
+    Returns:
+        The dataset; an image is decoded when one of its split is first read.
+    """
+    train, test = (_cache_split(s, preprocess, skip_bad) for s in (dataset.train, dataset.test))
+    return Dataset(dataset.name, dataset.classes, train, test, dataset.prompts)
+
+
+def _cache_split(
+    split: Split[ImageSource], preprocess: Preprocess, skip_bad: bool
+) -> Split[ImageArray]:
+    cached = CachedImages(split.images, preprocess, cache_folder())
+    if not skip_bad or not (unreadable := cached.find_unreadable()):
+        return Split(cached, split.labels)
+    first = next(iter(unreadable.values()))
+    warnings.warn(f"{len(unreadable)} image(s) are skipped; the first: {first}", stacklevel=4)
+    good = [row for row in range(len(cached)) if str(row) not in unreadable]
+    readable = replace(cached, source=split.images.subset(good))
+    return Split(readable, split.labels[good], len(unreadable))
 
 
 @dataclass(frozen=True)
 class CachedImages:
-    """The same pictures as the source's, read from the map once it is there."""
+    """The images of a source, decoded once and read from a memory map."""
 
     source: ImageSource
-    preparation: str
+    preprocess: Preprocess
     folder: Path
 
     def __len__(self) -> int:
@@ -63,84 +88,110 @@ class CachedImages:
 
     def read(self, rows: Sequence[int] | Rows) -> Tensor:
         wanted = np.asarray(rows, dtype=np.int64)
-        return torch.from_numpy(np.ascontiguousarray(self.pixels[wanted]))
+        return torch.from_numpy(np.ascontiguousarray(self._pixels[wanted]))
 
     def key(self, row: int) -> str:
-        return self.keys[row]
+        return self._keys[row]
 
     def check(self) -> None:
-        self._made()  # decodes every picture; one that cannot be read is named
+        self._ensure_decoded()
 
-    def faults(self) -> dict[str, str]:
-        """What is wrong with the pictures that cannot be read, by row; looked for once."""
-        place = self.folder / f"{self.name}.faults.json"
-        if (self.folder / f"{self.name}.npy").exists():
+    def find_unreadable(self) -> dict[str, str]:
+        """Row → reason, for the images that cannot be decoded; looked for once."""
+        listing = self.folder / f"{self.name}.faults.json"
+        if self._path.exists():
             return {}
-        if not place.exists():
-            with _pool() as pool:
-                said = pool.map(self._fault, range(len(self)))
-                found = {str(row): text for row, text in enumerate(said) if text}
-            write_json(place, found)
-        listed: dict[str, str] = read_json(place)
-        return listed
+        if not listing.exists():
+            with _decoding_pool() as pool:
+                reasons = pool.map(self._reason_unreadable, range(len(self)))
+                found = {str(row): reason for row, reason in enumerate(reasons) if reason}
+            write_json(listing, found)
+        known: dict[str, str] = read_json(listing)
+        return known
 
-    def _fault(self, row: int) -> str:
+    def _reason_unreadable(self, row: int) -> str:
         try:
-            self.source.decode(row)
+            self._decode(row)
         except InputError as error:
             return str(error)
         return ""
 
+    def _decode(self, row: int) -> Tensor:
+        return self.preprocess(self.source.open(row))
+
     @cached_property
     def name(self) -> str:
-        text = json.dumps([FORMAT, self.preparation, self.source.identity()])
+        text = json.dumps([FORMAT, self.preprocess.key, self.source.identity()])
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
-    @cached_property
-    def keys(self) -> list[str]:
-        self._made()
-        found: list[str] = json.loads((self.folder / f"{self.name}.json").read_text())
-        return found
+    @property
+    def _path(self) -> Path:
+        return self.folder / f"{self.name}.npy"
 
     @cached_property
-    def pixels(self) -> np.ndarray:
-        self._made()
-        found: np.ndarray = np.load(self.folder / f"{self.name}.npy", mmap_mode="r")
-        return found
+    def _keys(self) -> list[str]:
+        self._ensure_decoded()
+        keys: list[str] = json.loads(self._path.with_suffix(".json").read_text())
+        return keys
 
-    def _made(self) -> None:
-        place = self.folder / f"{self.name}.npy"
-        if place.exists():
+    @cached_property
+    def _pixels(self) -> np.ndarray:
+        self._ensure_decoded()
+        with suppress(OSError):
+            os.utime(self._path)  # when it was last used
+        pixels: np.ndarray = np.load(self._path, mmap_mode="r")
+        return pixels
+
+    def _ensure_decoded(self) -> None:
+        if self._path.exists():
             return
         with lock_folder(ensure_dir(self.folder), wait=True):
-            if not place.exists():
-                self._make(place)
+            if not self._path.exists():
+                self._decode_all()
+                evict_least_recently_used(self.folder, keep=self._path)
 
-    def _make(self, place: Path) -> None:
-        count, step = len(self), 256
-        for left in self.folder.glob("tmp*.npy"):  # by a process that was killed: we have the lock
+    def _decode_all(self) -> None:
+        for left in self.folder.glob("tmp*.npy"):  # of a process that was killed
             left.unlink()
-        shape = (count, *self.source.decode(0).shape)
-        handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".npy")
-        head = {"descr": "|u1", "fortran_order": False, "shape": shape}
+        shape = (len(self), *self._decode(0).shape)
+        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+        temporary = self.folder / f"tmp{secrets.token_hex(8)}.npy"
         try:
-            # Not through the map: on a full disk a write fails, but a mapped page ends the process.
-            with os.fdopen(handle, "wb") as file, _pool() as pool:
-                np.lib.format.write_array_header_1_0(file, head)
-                for first in range(0, count, step):
-                    rows = range(first, min(first + step, count))
-                    for picture in pool.map(self.source.decode, rows):
-                        file.write(picture.numpy().tobytes())
-            keys = [self.source.key(row) for row in range(count)]
-            write_bytes(self.folder / f"{self.name}.json", json.dumps(keys).encode())
-            os.chmod(temporary, 0o644)  # others may share the cache
-            os.replace(temporary, place)  # last: a map that is there is whole
+            # Not through a memory map: on a full disk a write raises, a mapped page ends the process.
+            with os.fdopen(create_file(temporary), "wb") as file, _decoding_pool() as pool:
+                np.lib.format.write_array_header_1_0(file, header)
+                for first in range(0, len(self), CHUNK):
+                    rows = range(first, min(first + CHUNK, len(self)))
+                    for image in pool.map(self._decode, rows):
+                        file.write(image.numpy().tobytes())
+            keys = [self.source.key(row) for row in range(len(self))]
+            write_bytes(self._path.with_suffix(".json"), json.dumps(keys).encode())
+            os.replace(temporary, self._path)  # last: a map that exists is complete
         except OSError as error:
-            raise storage_error(place, error) from error
+            raise storage_error(self._path, error) from error
         finally:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
-def _pool() -> ThreadPoolExecutor:
-    """Pillow decodes outside Python's lock."""
+def evict_least_recently_used(folder: Path, keep: Path) -> None:
+    """Delete the oldest cache files until the folder is within `DOSAPP_CACHE_GB`.
+
+    Args:
+        folder: The cache folder; its lock must be held.
+        keep: A file that stays, whatever its size.
+    """
+    limit = float(os.environ.get("DOSAPP_CACHE_GB") or DEFAULT_GB) * 1e9
+    files = sorted(folder.glob("*.npy"), key=lambda path: path.stat().st_mtime)
+    total = sum(path.stat().st_size for path in files)
+    for path in files:
+        if total <= limit:
+            return
+        if path != keep:
+            total -= path.stat().st_size
+            path.unlink()
+            path.with_suffix(".json").unlink(missing_ok=True)
+
+
+def _decoding_pool() -> ThreadPoolExecutor:
+    """Threads are enough: Pillow releases the interpreter lock while it decodes."""
     return ThreadPoolExecutor(max(2, os.cpu_count() or 1))

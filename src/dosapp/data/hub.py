@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from torch import Tensor
 
-from dosapp.data.base import Listed, Listing, Rows
-from dosapp.data.files import Prepare, decode_image
+from dosapp.data.base import Dataset, ImageSource, Rows, Split
+from dosapp.data.files import decode_image
 from dosapp.data.folder import train_test_split
 from dosapp.data.paper_sets.datasets import PaperDataset
 from dosapp.errors import InputError
@@ -21,7 +20,7 @@ TEST = ("test", "validation", "valid", "val")
 LABELS = ("label", "labels", "fine_label", "class", "category", "target")
 
 
-def load_from_hub(name: str, prepare: Prepare) -> Listed:
+def load_from_hub(name: str) -> Dataset[ImageSource]:
     """One of the paper's, from its pinned place; cached by the library."""
     known = PaperDataset.named(name)
     parts = []
@@ -33,12 +32,12 @@ def load_from_hub(name: str, prepare: Prepare) -> Listed:
         names = list(getattr(table.features[label], "names", None) or known.classes)
         said = known.labels(names, where)  # its own order may be another
         place = np.array([list(known.classes).index(said[name]) for name in names])
-        rows = TableImages.of(table, known.hub["image"], part_of, prepare)
-        parts.append(Listing(rows, place[_labels(table, label, range(len(names)), where)]))
+        rows = TableImages.from_table(table, known.hub["image"], part_of)
+        parts.append(Split(rows, place[_labels(table, label, range(len(names)), where)]))
     return known.dataset(parts[0], parts[1], known.hub["train"][0])
 
 
-def load_table(where: str, prepare: Prepare) -> Listed:
+def load_table(where: str) -> Dataset[ImageSource]:
     """Any table with a column of pictures and one of labels: a hub id, or a folder of Parquet."""
     here = Path(where).exists()
     tables = _loaded(where, f"'{where}' has no table in it" if here else f"'{where}' is not here")
@@ -51,15 +50,15 @@ def load_table(where: str, prepare: Prepare) -> Listed:
     names = getattr(train.features[label], "names", None)
     values: Sequence[Any] = range(len(names)) if names else _values(train, test, label)
 
-    def part(table: Any, split: str) -> Listing:
+    def part(table: Any, split: str) -> Split[ImageSource]:
         labels = _labels(table, label, values, where)
-        return Listing(TableImages.of(table, picture, split, prepare), labels)
+        return Split(TableImages.from_table(table, picture, split), labels)
 
     classes = tuple(str(name).replace("_", " ") for name in names or values)
     halves = (
         (part(train, "train"), part(test, "test")) if test else _split_files(part(train, "train"))
     )
-    return Listed(Path(where).name, classes, *halves)
+    return Dataset(Path(where).name, classes, *halves)
 
 
 def _values(train: Any, test: Any, label: str) -> list[Any]:
@@ -80,11 +79,11 @@ def _labels(table: Any, label: str, values: Sequence[Any], where: str) -> Rows:
     return np.array([place[value] for value in given], dtype=np.int64)
 
 
-def _split_files(part: Listing) -> tuple[Listing, Listing]:
-    column: Any = part.source
+def _split_files(part: Split[ImageSource]) -> tuple[Split[ImageSource], Split[ImageSource]]:
+    column: Any = part.images
     train, test = train_test_split([str(label) for label in part.labels])
     asked = replace(column.subset(test), split="the test third")
-    return Listing(column.subset(train), part.labels[train]), Listing(asked, part.labels[test])
+    return Split(column.subset(train), part.labels[train]), Split(asked, part.labels[test])
 
 
 def _loaded(
@@ -122,20 +121,17 @@ class TableImages:
     table: Any
     column: str
     split: str
-    prepare: Prepare
 
     @classmethod
-    def of(cls, table: Any, column: str, split: str, prepare: Prepare) -> "TableImages":
+    def from_table(cls, table: Any, column: str, split: str) -> "TableImages":
         kind = replace(table.features[column], decode=False)
-        return cls(table.cast_column(column, kind), column, split, prepare)
+        return cls(table.cast_column(column, kind), column, split)
 
     def __len__(self) -> int:
         return len(self.table)
 
-    def decode(self, row: int) -> Tensor:
-        return self.prepare(
-            decode_image(lambda: Image.open(io.BytesIO(self._bytes(row))), self._at(row))
-        )
+    def open(self, row: int) -> Image.Image:
+        return decode_image(lambda: Image.open(io.BytesIO(self._bytes(row))), self._at(row))
 
     def _bytes(self, row: int) -> bytes:
         cell = self.table[row][self.column]

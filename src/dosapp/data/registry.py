@@ -1,16 +1,16 @@
-"""Datasets by name: generated, one of the paper's, or a place on disk."""
+"""Datasets by name: generated, one of the paper's, a table, or a path on disk."""
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from dosapp.backbones.base import Backbone
-from dosapp.data.base import Dataset, Listed
-from dosapp.data.cache import cache_split
+from dosapp.data.base import Dataset, ImageArray, ImageSource
+from dosapp.data.cache import cache_dataset
 from dosapp.data.files import SUFFIXES
 from dosapp.data.folder import load_folder
 from dosapp.data.hub import load_from_hub, load_table
 from dosapp.data.paper_sets.datasets import PAPER_DATASETS, load_local_copy
+from dosapp.data.preprocess import Preprocess
 from dosapp.data.synthetic.domain import Domain
 from dosapp.data.synthetic.shapes import SHAPES
 from dosapp.data.synthetic.signs import SIGNS
@@ -22,38 +22,54 @@ SYNTHETIC: Mapping[str, Domain] = {domain.name: domain for domain in (SHAPES, SI
 
 def load_dataset(
     name: str,
-    net: Backbone,
+    preprocess: Preprocess,
     *,
-    train: int | None = None,
-    test: int | None = None,
+    train_images: int | None = None,
+    test_images: int | None = None,
     data_dir: Path | None = None,
     skip_bad: bool = False,
-) -> Dataset:
-    """A generated set, one of the paper's, or the path of one's own; pictures at the backbone's
-    size, decoded once for all runs."""
+) -> Dataset[ImageArray]:
+    """Load a dataset by name or path. Images are decoded once and cached for all runs.
+
+    Args:
+        name: A generated set, one of the paper's, a hub id, or the path of a folder, tar, CSV or
+            Parquet table.
+        preprocess: Resize and crop of the backbone that will see the images.
+        train_images: Training images per class of a generated set.
+        test_images: Test images per class of a generated set.
+        data_dir: A local copy of the paper's datasets; without it they come from the hub.
+        skip_bad: Skip unreadable images, with a warning, instead of raising.
+
+    Returns:
+        The dataset, with images at the backbone's size.
+
+    Raises:
+        InputError: The name is unknown or the data cannot be read.
+
+    Example:
+        >>> from dosapp import load_backbone
+        >>> load_dataset("signs", load_backbone("tiny").preprocess).classes[0].split()[-1]
+        'bar'
+    """
     if name in SYNTHETIC:
-        return SYNTHETIC[name].dataset(net.image_size, train=train or 40, test=test or 40)
+        sizes = {"train": train_images or 40, "test": test_images or 40}
+        return SYNTHETIC[name].dataset(preprocess.image_size, **sizes)
+    return cache_dataset(_open_dataset(name, data_dir), preprocess, skip_bad)
+
+
+def _open_dataset(name: str, data_dir: Path | None) -> Dataset[ImageSource]:
     if name in PAPER_DATASETS:
-        local = load_local_copy(name, data_dir, net.picture) if data_dir else None
-        return _decoded(local or load_from_hub(name, net.picture), net, skip_bad)
-    place = Path(name)
-    if not name or (not place.exists() and "/" not in name and "." not in name):
-        raise unknown_name(
-            "dataset", name, [*SYNTHETIC, *PAPER_DATASETS], "dosapp datasets; or a path that exists"
-        )
-    if is_table(place) if place.exists() else HUB_ID.fullmatch(name):
-        return _decoded(load_table(name, net.picture), net, skip_bad)
-    return _decoded(load_folder(place, net.picture), net, skip_bad)
+        return load_local_copy(name, data_dir) if data_dir else load_from_hub(name)
+    path = Path(name)
+    if not name or (not path.exists() and "/" not in name and "." not in name):
+        known = [*SYNTHETIC, *PAPER_DATASETS]
+        raise unknown_name("dataset", name, known, "dosapp datasets; or a path that exists")
+    if _is_table(path) if path.exists() else HUB_ID.fullmatch(name):
+        return load_table(name)
+    return load_folder(path)
 
 
-def is_table(place: Path) -> bool:
-    """A folder with Parquet files and no pictures."""
-    suffixes = {p.suffix.lower() for p in place.rglob("*")} if place.is_dir() else set()
+def _is_table(path: Path) -> bool:
+    """A folder with Parquet files and no images."""
+    suffixes = {p.suffix.lower() for p in path.rglob("*")} if path.is_dir() else set()
     return ".parquet" in suffixes and not suffixes & SUFFIXES
-
-
-def _decoded(found: Listed, net: Backbone, skip_bad: bool) -> Dataset:
-    train, test = (
-        cache_split(half, net.preparation, skip_bad) for half in (found.train, found.test)
-    )
-    return Dataset(found.name, found.classes, train, test, found.prompts)

@@ -28,7 +28,10 @@ from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
 
 Request = tuple[str, str, dict[str, Any]]  # verb, path, what httpx is given
-STRICT = {"body": 2_000_000, "pixels": 1_000_000, "images": 16, "lesson_images": 50, "jobs": 2}
+STRICT = {
+    "max_body": 2_000_000, "max_pixels": 1_000_000, "max_images": 16, "max_session_images": 50,
+    "max_jobs": 2,
+}  # fmt: skip
 FOR_TEACHERS = [
     ("POST", "/learn"), ("POST", "/correct"), ("POST", "/correct/forget"), ("POST", "/rollback"),
     ("POST", "/classes/rename"), ("POST", "/classes/remove"), ("POST", "/freeze"),
@@ -60,7 +63,7 @@ def drill(
     teacher = _bearer(tokens.add("teacher", "teach"))
     given = Given(good[0], stream.tasks[0].classes, tokens.add("guest", "predict"))
     settings: ServiceSettings = ServiceSettings.parse(
-        {**STRICT, "adapt": False, "lessons": folder / "versions"}
+        {**STRICT, "adapt": False, "session_folder": folder / "versions"}
     )
     codes: Counter[str] = Counter()
     wrong: list[str] = []
@@ -311,7 +314,7 @@ def _wrong_method(random: np.random.Generator, given: Given) -> Request:
 
 
 def _large_body(random: np.random.Generator, given: Given) -> Request:
-    size = STRICT["body"] + int(random.integers(1, 1000))
+    size = STRICT["max_body"] + int(random.integers(1, 1000))
     path = ["/predict", "/learn", "/rollback"][random.integers(3)]
     return "POST", path, {"content": bytes(size), "headers": _kind("application/octet-stream")}
 

@@ -22,7 +22,7 @@ from dosapp.drills.service_process import (
     pictures,
     start_service,
 )
-from dosapp.errors import InputError
+from dosapp.errors import DosappError, InputError
 from dosapp.history.history import Version
 from dosapp.learner.learner import Learner
 from dosapp.runtime.rng import numpy_rng
@@ -151,7 +151,7 @@ def _work(
                 rows = random.integers(0, len(images), 4).tolist()
                 try:
                     said = client.predict([images[row] for row in rows], top=1)
-                except InputError as error:
+                except DosappError as error:
                     failed(str(error))
                     continue
                 seen.versions.add(said["version"])
@@ -165,7 +165,7 @@ def _work(
             while not killed.wait(0.02):
                 try:
                     seen.adapted = client.status()["signals"]["adapted"]
-                except InputError as error:
+                except DosappError as error:
                     failed(str(error))
 
     def teaches() -> None:
@@ -175,7 +175,7 @@ def _work(
         with service.client() as client:
             try:
                 job = client.learn_zip(data)
-            except InputError as error:
+            except DosappError as error:
                 failed(str(error))
                 return
         if job["state"] == "done":
@@ -207,7 +207,7 @@ def _mixed(
 
     learner = Learner.open(folder)
     history = learner.history(folder)
-    shown = learner.student.backbone.picture
+    shown = learner.student.backbone.preprocess
     pixels = torch.stack([shown(Image.open(io.BytesIO(data))) for data in images])
     found = []
     for version in sorted(seen.versions):

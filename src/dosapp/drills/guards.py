@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dosapp.backbones.clip import load_backbone
+from dosapp.backbones.registry import load_backbone
 from dosapp.experiments.plan import build_scenario
 from dosapp.history.record import State
 from dosapp.learner.learner import Learner
@@ -28,7 +28,7 @@ from dosapp.service.settings import ServiceSettings
 from dosapp.service.writer import StreamSample, Writer
 from dosapp.settings import RunSettings
 
-OFF = {"skew": 1.0, "disagreement": 1.0, "canary_drop": 100.0, "strikes": 10**6}
+OFF = {"max_skew": 1.0, "max_disagreement": 1.0, "canary_drop": 100.0, "max_refusals": 10**6}
 EVERY = 4  # of the held-out pictures of a class is the canary's
 
 
@@ -74,7 +74,7 @@ class GuardDrill:
 
     def __init__(self, settings: RunSettings, watch: Callable[[str], None]) -> None:
         self.settings, self.net = settings, load_backbone(settings.backbone)
-        self.stream: Scenario = build_scenario(settings, self.net)
+        self.stream: Scenario = build_scenario(settings, self.net.preprocess)
         self.learner = Learner(settings.learner())
         for t in range(len(self.stream.task_groups)):
             watch(
@@ -124,7 +124,7 @@ class GuardDrill:
         yield "shuffled pixels", flat.view_as(normal)
         yield "one image", normal[:1].expand(count, -1, -1, -1)
         other = self.settings.model_copy(update={"data": "signs"})
-        far = build_scenario(other, self.net)
+        far = build_scenario(other, self.net.preprocess)
         strange = torch.cat(
             [_bytes(t.unlabelled.read(range(len(t.unlabelled)))) for t in far.tasks]
         )
@@ -149,7 +149,7 @@ class GuardDrill:
             history = learner.history(Path(folder))
             canary = self.canary if guards else None
             writer = Writer(learner, history, settings, publish, canary)
-            for some in pixels.split(settings.adapt_batch):
+            for some in pixels.split(settings.adapt_batch_size):
                 if writer.frozen:
                     break
                 answers = published[0].learner.predict(some, 1)

@@ -22,7 +22,7 @@ from dosapp.drills.service_process import (
     pictures,
     start_service,
 )
-from dosapp.errors import InputError
+from dosapp.errors import DosappError
 from dosapp.runtime.process_memory import resident_memory
 from dosapp.runtime.rng import numpy_rng
 from dosapp.service.client import Client, RequestError
@@ -160,7 +160,7 @@ def _ask(client: Client, pictures: list[bytes], heard: Responses, due: float | N
             heard.busy += 1
         else:
             heard.errors.append(str(error))
-    except InputError as error:
+    except DosappError as error:
         heard.errors.append(str(error))
 
 

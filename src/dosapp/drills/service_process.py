@@ -23,7 +23,7 @@ from dosapp.settings import RunSettings
 
 SMALL = {
     "data": "shapes", "classes": 20, "tasks": 2, "train_images": 16, "test_images": 40,
-    "epochs": 1, "batch": 16, "rivals": True,
+    "epochs": 1, "batch_size": 16, "all_class_negatives": True,
 }  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def make_small_learner(folder: Path) -> Scenario:
     """Ten shapes, taught quickly, in the folder; ten more that nobody has taught."""
     settings: RunSettings = RunSettings.parse(SMALL)
     learner = Learner(settings.learner())
-    stream = build_scenario(settings, learner.student.backbone)
+    stream = build_scenario(settings, learner.student.backbone.preprocess)
     learner.learn(stream.session(0))
     learner.save(folder, "taught ten shapes")
     return stream

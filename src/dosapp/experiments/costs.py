@@ -26,7 +26,7 @@ from dosapp.learner.learner import Learner
 from dosapp.runtime.files import read_json, write_json
 from dosapp.runtime.process_memory import peak_memory, reset_peak_memory
 from dosapp.scenario import Session
-from dosapp.settings import RunSettings, key_of
+from dosapp.settings import RunSettings, hash_key
 
 ALIKE = {"seed", "stream_noise", "test_noise", "correlated", "one_class"}  # cost nothing
 LOOK = 4  # steps of each phase; the first one warms up and is not counted
@@ -91,20 +91,20 @@ def gpu_seconds(gpu: str, part: StepCost, held: float, precision: str) -> float:
 
 def step_costs(planned: Plan, *, counted: bool = False) -> tuple[list[StepCost], float]:
     """What a run consists of, and the bytes its learner holds; operations only if counted."""
-    s, stream = planned.settings, planned.stream
+    s, stream = planned.settings, planned.scenario
     sessions = [stream.session(t) for t in range(len(stream.task_groups))]
-    passes = sum(len(x.train) // min(s.batch, len(x.train)) for x in sessions)
-    streamed = sum(-(-len(x.unlabelled) // s.stream_batch) for x in sessions)
+    passes = sum(len(x.train) // min(s.batch_size, len(x.train)) for x in sessions)
+    streamed = sum(-(-len(x.unlabelled) // s.stream_batch_size) for x in sessions)
     first = sessions[0]
-    some = min(len(first.train), LOOK * s.batch)
+    some = min(len(first.train), LOOK * s.batch_size)
     few = np.linspace(0, len(first.train) - 1, some).astype(np.int64)
-    enough = -(-LOOK // (some // min(s.batch, some)))  # passes with so many steps in all
-    learner = Learner(s.learner().model_copy(update={"epochs": enough}), planned.net)
+    enough = -(-LOOK // (some // min(s.batch_size, some)))  # passes with so many steps in all
+    learner = Learner(s.learner().model_copy(update={"epochs": enough}), planned.backbone)
     lessons = learner.training_steps(replace(first, train=first.train.subset(few)))
     lesson = _measure_steps(lambda: next(lessons, None), s.epochs * passes, learner, counted)
     for _ in lessons:  # the stream begins when the session has ended
         pass
-    pixels = next(first.unlabelled.batches(s.stream_batch), learner.pixels([]))
+    pixels = next(first.unlabelled.batches(s.stream_batch_size), learner.pixels([]))
     adapt = _measure_steps(lambda: learner.adapt(pixels), streamed, learner, counted)
     experts = learner.method.experts(learner.student)
     test = stream.tasks[0].test
@@ -169,30 +169,30 @@ def time_sessions(
 ) -> dict[str, Any] | None:
     """Seconds of every session, each method in turn before anybody goes on; kept in the folder."""
     plans = {name: plan(settings) for name, settings in rows.items()}
-    place = folder / f"time-{key_of({n: p.identity for n, p in plans.items()})}.json"
+    place = folder / f"time-{hash_key({n: p.identity for n, p in plans.items()})}.json"
     if place.exists():
         found: dict[str, Any] = read_json(place)
         return found
     if not measure:
         return None
-    learners = {n: Learner(p.settings.learner(), p.net) for n, p in plans.items()}
+    learners = {n: Learner(p.settings.learner(), p.backbone) for n, p in plans.items()}
     taken: dict[str, list[float]] = {name: [] for name in rows}
     steps: dict[str, list[int]] = {name: [] for name in rows}
-    for t in range(min(len(p.stream.task_groups) for p in plans.values())):
+    for t in range(min(len(p.scenario.task_groups) for p in plans.values())):
         order = list(rows)
         for name in order if t % 2 == 0 else reversed(order):
-            session, settings = plans[name].stream.session(t), plans[name].settings
+            session, settings = plans[name].scenario.session(t), plans[name].settings
             start = time.perf_counter()
-            steps[name].append(_run_session(learners[name], session, settings.stream_batch))
+            steps[name].append(_run_session(learners[name], session, settings.stream_batch_size))
             taken[name].append(round(time.perf_counter() - start, 3))
     result = {
         "seconds": taken,
         "steps": steps,
         "keys": {name: p.key for name, p in plans.items()},
-        "streams": {name: p.stream.hash for name, p in plans.items()},
+        "streams": {name: p.scenario.hash for name, p in plans.items()},
         "backbone": rows[order[0]].backbone,
         "tasks": [
-            {"train": len(t.train), "test": len(t.test)} for t in plans[order[0]].stream.tasks
+            {"train": len(t.train), "test": len(t.test)} for t in plans[order[0]].scenario.tasks
         ],
         "backbones": {name: learners[name].fingerprint for name in plans},
         "machine": machine(next(iter(learners.values())).device.type),

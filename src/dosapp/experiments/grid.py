@@ -26,7 +26,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
 
-from dosapp.errors import InputError
+from dosapp.backbones.registry import resolve_lr
+from dosapp.errors import DosappError, InputError
 from dosapp.experiments.plan import plan
 from dosapp.experiments.ray_cluster import RETRIES, run_on_ray
 from dosapp.experiments.result import Result
@@ -34,7 +35,7 @@ from dosapp.experiments.run import run
 from dosapp.experiments.store import Store
 from dosapp.experiments.tracking import TrackingCallback
 from dosapp.runtime.files import write_bytes
-from dosapp.settings import RunSettings, key_of, named_options, read_yaml
+from dosapp.settings import RunSettings, hash_key, read_options, read_yaml
 
 Engine = Literal["processes", "ray"]
 
@@ -66,7 +67,7 @@ def read_grid(path: Path, seeds: str | None = None) -> list[RunSettings]:
 
 def select_results(path: Path, results: list[Result]) -> list[Result]:
     """Those of the results that a grid file asks for, of any seed, in its order."""
-    asked = [_name(one.resolved().model_dump(mode="json")) for one in read_grid(path)]
+    asked = [_name(resolve_lr(one).model_dump(mode="json")) for one in read_grid(path)]
     place = {name: n for n, name in reversed(list(enumerate(asked)))}
     found = [r for r in results if _name(r.settings) in place]
     if not found:
@@ -82,7 +83,7 @@ def _name(settings: Mapping[str, Any]) -> str:
 
 def product(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Lists become one choice each; `options` may hold lists too."""
-    given = named_options(values)
+    given = read_options(values)
     options = list(product(given)) if given else None
     choices = {k: v if isinstance(v, list) else [v] for k, v in values.items() if k != "options"}
     if options:
@@ -207,7 +208,7 @@ def _work(pipe: Connection, parent: int) -> None:
 def compute_run(settings: RunSettings, folder: Path, keep: bool) -> Outcome:
     """One run in the store; its learner is dropped when the result is there, unless kept."""
     # A run that cannot even be planned has no place of its own; its log has.
-    place = folder / f"unplanned-{key_of(settings.model_dump(mode='json'))}"
+    place = folder / f"unplanned-{hash_key(settings.model_dump(mode='json'))}"
     try:
         planned = plan(settings)
         place = Store(folder).place(planned)
@@ -218,7 +219,7 @@ def compute_run(settings: RunSettings, folder: Path, keep: bool) -> Outcome:
             shutil.rmtree(place / "learner", ignore_errors=True)
         return Outcome(settings, result)
     except Exception as error:
-        ours = isinstance(error, InputError)
+        ours = isinstance(error, DosappError)
         if place.exists() or not ours:  # a user's mistake before there is a run needs no log
             write_bytes(place / "error.log", traceback.format_exc().encode())
         said = str(error) if ours else f"{type(error).__name__}: {error} (log: {place}/error.log)"

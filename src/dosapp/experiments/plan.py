@@ -1,4 +1,4 @@
-"""A run before its first step: settings → backbone, method, stream, and the key of its result."""
+"""Plan a run: settings → backbone, method, scenario, and the key of its result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,67 +8,124 @@ from typing import Any
 import yaml
 
 from dosapp.backbones.base import Backbone
-from dosapp.backbones.clip import load_backbone
-from dosapp.data.base import Dataset, Prompts
+from dosapp.backbones.registry import load_backbone, resolve_lr
+from dosapp.data.base import Dataset, ImageArray, Prompts
+from dosapp.data.preprocess import Preprocess
 from dosapp.data.registry import load_dataset
 from dosapp.errors import InputError
 from dosapp.methods.base import Method
 from dosapp.methods.registry import build_method, get_method
 from dosapp.scenario import Scenario, concat_scenarios, split_dataset
-from dosapp.settings import RunSettings, key_of, named_options, read_yaml
+from dosapp.settings import RunSettings, hash_key, read_options, read_yaml
 
-SEMANTICS_VERSION = 1  # raised when the same settings would give another result
+SEMANTICS_VERSION = 1  # increased when the same settings would give another result
+
+TITLES = {
+    "self-training": "D^u",
+    "zero-shot": "zero-shot",
+    "spu-released": "SPU as released",
+    "dss-style": "DSS-style",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run before its first step. The run trains this very backbone: use a plan once."""
+
+    settings: RunSettings
+    backbone: Backbone
+    method: Method
+    scenario: Scenario
+    identity: dict[str, Any]  # everything that determines the result
+
+    @property
+    def key(self) -> str:
+        """The hash under which the result is stored."""
+        return hash_key(self.identity)
+
+
+def plan(settings: RunSettings) -> Plan:
+    """Load everything that a run needs and compute the key of its result.
+
+    Args:
+        settings: The run.
+
+    Returns:
+        The plan, to be given to `run`.
+
+    Raises:
+        InputError: A name is unknown, data is missing, or settings do not go together.
+
+    Example:
+        >>> plan(RunSettings(classes=6, tasks=2)).scenario.name
+        'shapes'
+    """
+    settings = resolve_lr(settings)
+    backbone = load_backbone(settings.backbone)
+    method = build_method(settings.method, settings.adapt, settings.options)
+    scenario = build_scenario(settings, backbone.preprocess)
+    if method.joint:
+        scenario = scenario.joint()
+    sessions = len(scenario.task_groups)
+    if 0 < settings.buffer_size < sessions:
+        raise InputError(
+            f"a replay buffer of {settings.buffer_size} images cannot keep one of each of "
+            f"{sessions} sessions; give --buffer-size {sessions} or more, or 0"
+        )
+    identity = compute_identity(settings, backbone, method, scenario)
+    return Plan(settings, backbone, method, scenario, identity)
 
 
 def load_settings(path: Path | None, flags: Mapping[str, Any]) -> RunSettings:
-    """A file's settings with the flags on top."""
+    """Settings of a YAML file with flags on top."""
     values = read_yaml(path) if path else {}
     if {"runs", "seeds"} & set(values):
         raise InputError(f"'{path}' describes many runs; use: dosapp grid {path}")
-    options = {**named_options(values), **flags.get("options", {})}
-    merged = {**values, **flags, "options": options}
-    found: RunSettings = RunSettings.parse(merged, str(path) if path else "the settings")
-    return found
+    options = {**read_options(values), **flags.get("options", {})}
+    values = RunSettings.rename_aliases(values)
+    return RunSettings.parse(
+        {**values, **flags, "options": options}, str(path) if path else "the settings"
+    )
 
 
-def build_scenario(settings: RunSettings, net: Backbone) -> Scenario:
-    """The stream a run's settings describe."""
+def build_scenario(settings: RunSettings, preprocess: Preprocess) -> Scenario:
+    """Load the data and build the scenario that the settings describe."""
     s = settings
-    order, groups = _order(s.class_order)
+    order, groups = _read_class_order(s.class_order)
     parts = []
     for name in [s.data] if Path(s.data).exists() else s.data.split("+"):
         dataset = load_dataset(
             name,
-            net,
-            train=s.train_images,
-            test=s.test_images,
+            preprocess,
+            train_images=s.train_images,
+            test_images=s.test_images,
             data_dir=s.data_dir,
             skip_bad=s.skip_bad_images,
         )
         if s.classes is not None:
-            dataset = first_classes(dataset, s.classes)
-        if s.caption:
-            dataset = replace(dataset, prompts=Prompts.of(s.caption))
+            dataset = _first_classes(dataset, s.classes)
+        if s.template:
+            dataset = replace(dataset, prompts=Prompts.from_template(s.template))
         parts.append(split_dataset(dataset, groups or s.tasks, seed=s.seed, order=order))
-    stream = concat_scenarios(*parts) if len(parts) > 1 else parts[0]
-    if s.full_test:  # first: all of D^u is asked about, whatever is done to the stream
-        stream = stream.full_test()
+    scenario = concat_scenarios(*parts) if len(parts) > 1 else parts[0]
+    if s.full_test:  # first: D^u is evaluated on, so no modifier of the stream may touch it
+        scenario = scenario.full_test()
     if s.stream_noise or s.test_noise:
-        stream = stream.noisy(stream=s.stream_noise, test=s.test_noise)
-    if s.fraction < 1:
-        stream = stream.fraction(s.fraction)
+        scenario = scenario.noisy(stream=s.stream_noise, test=s.test_noise)
+    if s.stream_fraction < 1:
+        scenario = scenario.fraction(s.stream_fraction)
     if s.imbalanced:
-        stream = stream.imbalanced()
+        scenario = scenario.imbalanced()
     if s.correlated:
-        stream = stream.correlated()
+        scenario = scenario.correlated()
     if s.one_class:
-        stream = stream.one_class()
-    if s.chunks:
-        stream = stream.chunks()
-    return stream if s.stream else stream.without_unlabelled()
+        scenario = scenario.one_class()
+    if s.disjoint_stream:
+        scenario = scenario.disjoint()
+    return scenario if s.stream else scenario.without_stream()
 
 
-def first_classes(dataset: Dataset, count: int) -> Dataset:
+def _first_classes(dataset: Dataset[ImageArray], count: int) -> Dataset[ImageArray]:
     if count > len(dataset.classes):
         raise InputError(
             f"{count} classes asked of {dataset.name}, which has {len(dataset.classes)}"
@@ -76,111 +133,112 @@ def first_classes(dataset: Dataset, count: int) -> Dataset:
     return replace(dataset, classes=dataset.classes[:count])
 
 
-def _order(path: Path | None) -> tuple[list[str] | None, list[list[str]] | None]:
-    """A class-order file: names in order (lines, or a YAML list), or a YAML list of lists."""
+def _read_class_order(path: Path | None) -> tuple[list[str] | None, list[list[str]] | None]:
+    """A file of class names in order (lines, or a YAML list), or a YAML list of lists."""
     if path is None:
         return None, None
     try:
         text = path.read_text()
-        found = yaml.safe_load(text)
+        values = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"class order '{path}' cannot be read ({error})") from error
-    if isinstance(found, list) and all(isinstance(group, list) for group in found):
-        return None, [[str(name) for name in group] for group in found]
-    lines = [str(name) for name in found] if isinstance(found, list) else text.splitlines()
+    if isinstance(values, list) and all(isinstance(group, list) for group in values):
+        return None, [[str(name) for name in group] for group in values]
+    lines = [str(name) for name in values] if isinstance(values, list) else text.splitlines()
     return [line.strip() for line in lines if line.strip()], None
 
 
-def title(method: str) -> str:
-    """How a table calls a method."""
-    special = {
-        "self-training": "D^u",
-        "zero-shot": "zero-shot",
-        "spu-released": "SPU as released",
-        "dss-style": "DSS-style",
-    }
-    return special.get(method, get_method(method).__name__)
+# What determines a result
 
 
-def label(settings: RunSettings) -> str:
-    """How a table calls a run."""
-    text = title(settings.method)
-    if settings.adapt:
-        text += f" + {title(settings.adapt)}"
-    if settings.method == "dosapp" and not settings.stream:
-        text += " without TTL"
-    if settings.options:
-        text += " (" + ", ".join(f"{k}={v}" for k, v in settings.options.items()) + ")"
-    if settings.memory:
-        text += f" + ER={settings.memory}"
-    for name, value in enabled_mitigations(settings).items():
-        if name == "readmit_every":
-            continue
-        text += f" + {name.replace('_', ' ')}" + ("" if value is True else f"={value:g}")
-    return text
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A run before its first step: what it will see, and the key its result belongs under."""
-
-    settings: RunSettings
-    net: Backbone  # the run trains this very one: a plan is run once
-    stream: Scenario
-    identity: dict[str, Any]
-
-    @property
-    def key(self) -> str:
-        return key_of(self.identity)
-
-
-def plan(settings: RunSettings) -> Plan:
-    settings = settings.resolved()
-    net = load_backbone(settings.backbone)
-    method = build_method(settings.method, settings.adapt, settings.options)
-    stream = build_scenario(settings, net)
-    if method.joint:
-        stream = stream.joint()
-    if 0 < settings.memory < len(stream.task_groups):
-        raise InputError(
-            f"a memory of {settings.memory} pictures cannot keep one of each of "
-            f"{len(stream.task_groups)} sessions; give --memory {len(stream.task_groups)} or more, or 0"
-        )
-    return Plan(settings, net, stream, identity(settings, net, method, stream))
-
-
-def identity(
-    settings: RunSettings, net: Backbone, method: Method, stream: Scenario
+def compute_identity(
+    settings: RunSettings, backbone: Backbone, method: Method, scenario: Scenario
 ) -> dict[str, Any]:
     """Everything that determines a result, and nothing that does not.
 
-    The stream's hash stands for all that shapes it, the fingerprint for the backbone, the method
-    for its options and defaults. Devices and microbatches round differently, no more.
+    The scenario's hash stands for all settings that shape it, the fingerprint for the backbone, and
+    the hyper-parameters for the options and their defaults. Devices and microbatches round
+    differently, no more. Names are those of version 0.1, so that stored results keep their keys.
     """
-    s, reads = settings, method.reads(net)
+    s, external = settings, method.external_images(backbone.preprocess)
+    sizes = [s.epochs, s.batch_size, s.stream_batch_size, s.buffer_size, s.seed]
     return {
         "meaning": SEMANTICS_VERSION,
         "method": s.method,
         "adapt": s.adapt,
-        "options": _enabled(method.hyperparameters()),
-        "learning": [s.rate, s.weight_decay, s.epochs, s.batch, s.stream_batch, s.memory, s.seed],
-        "stream": stream.hash,
-        "backbone": net.fingerprint(),
-        **enabled_mitigations(s),
-        **({"reads": key_of({"reads": reads})} if reads else {}),
+        "options": _drop_disabled(method.key_hyperparameters()),
+        "learning": [s.lr, s.weight_decay, *sizes],
+        "stream": scenario.hash,
+        "backbone": backbone.fingerprint(),
+        **_enabled_features(s),
+        **({"reads": hash_key({"reads": external})} if external else {}),
         **({} if s.precision == "float32" else {"precision": s.precision}),
     }
 
 
-def enabled_mitigations(settings: RunSettings) -> dict[str, Any]:
-    """Settings of caution and of the step that differ from off. Only these enter a key and a label:
-    one that is added later changes no stored result."""
-    names = ["gate", "temper", "skew_aware", "readmit", "stream_lr", "rivals"]
-    names += ["readmit_every"] if settings.readmit else []
-    return _enabled({name: getattr(settings, name) for name in names})
+def _enabled_features(s: RunSettings) -> dict[str, Any]:
+    """Mitigations and changes of the loss that are on, by their names in version 0.1."""
+    features = {
+        "gate": s.confidence_gate,
+        "temper": s.entropy_lr_scaling,
+        "skew_aware": s.skew_aware_ema,
+        "readmit": s.mask_reactivation,
+        "stream_lr": s.stream_lr,
+        "rivals": s.all_class_negatives,
+        "readmit_every": s.reactivation_interval if s.mask_reactivation else None,
+    }
+    return _drop_disabled(features)
 
 
-def _enabled(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Without those that are off (none, false, zero, empty): a feature that is added later, and is
-    off, does not make a finished result another one."""
+def _drop_disabled(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is off (none, false, zero, empty): a feature that is added later, and is off,
+    does not change the key of a finished result."""
     return {name: value for name, value in settings.items() if value}
+
+
+# Settings that do not enter the key: where the data lies and how the same numbers are computed.
+NOT_IN_KEY = frozenset(
+    {"data_dir", "device", "compile", "microbatch", "gradient_checkpointing", "skip_bad_images"}
+)
+
+
+def comparable_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings by which runs are grouped into rows: all that enter the key, except the seed.
+
+    Args:
+        settings: Setting names and JSON values of a result or a run; missing ones have defaults.
+    """
+    values = {**RunSettings().model_dump(mode="json"), **RunSettings.rename_aliases(settings)}
+    return {k: v for k, v in values.items() if k not in NOT_IN_KEY and k != "seed"}
+
+
+# How tables call a run
+
+
+def method_title(method: str) -> str:
+    """How tables call a method."""
+    return TITLES.get(method, get_method(method).__name__)
+
+
+def run_label(settings: RunSettings) -> str:
+    """How tables call a run: `SPU + D^u`, `DoSAPP (sparsity=0.3) + ER=100`."""
+    s, label = settings, method_title(settings.method)
+    if s.adapt:
+        label += f" + {method_title(s.adapt)}"
+    if s.method == "dosapp" and not s.stream:
+        label += " without TTL"
+    if s.options:
+        label += " (" + ", ".join(f"{k}={v}" for k, v in s.options.items()) + ")"
+    if s.buffer_size:
+        label += f" + ER={s.buffer_size}"
+    features: dict[str, Any] = {
+        "gate": s.confidence_gate,
+        "entropy lr": s.entropy_lr_scaling,
+        "skew-aware": s.skew_aware_ema,
+        "reactivation": s.mask_reactivation,
+        "stream lr": s.stream_lr,
+        "all-class negatives": s.all_class_negatives,
+    }
+    for name, value in _drop_disabled(features).items():
+        label += f" + {name}" + ("" if value is True else f"={value:g}")
+    return label

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dosapp.errors import InputError
+from dosapp.errors import CorruptRecordError, InputError
 from dosapp.experiments.evaluator import Evaluator
 from dosapp.experiments.metrics import (
     DEFINITIONS,
@@ -32,11 +32,11 @@ from dosapp.experiments.metrics import (
     previous_tasks,
     sample_weighted_accuracy,
 )
-from dosapp.experiments.plan import Plan, label, plan
+from dosapp.experiments.plan import Plan, plan, run_label
 from dosapp.experiments.result import Result, cells
 from dosapp.learner.learner import Learner
 from dosapp.runtime import distributed
-from dosapp.runtime.files import CorruptRecordError, ensure_dir, lock_folder, read_json, write_json
+from dosapp.runtime.files import ensure_dir, lock_folder, read_json, write_json
 from dosapp.runtime.process_memory import peak_memory, reset_peak_memory
 from dosapp.settings import RunSettings
 
@@ -95,8 +95,8 @@ def run(
         if known and (folder / "result.json").exists():
             return Result.read(folder)
         reset_peak_memory()
-        planned.stream.check()
-        learner = Learner(planned.settings.learner(), planned.net)
+        planned.scenario.check()
+        learner = Learner(planned.settings.learner(), planned.backbone)
         threads = known["threads"] if known else torch.get_num_threads()
         if not known:
             how = {"threads": threads, "processes": distributed.world_size()}
@@ -137,10 +137,10 @@ def _threads(count: int) -> Iterator[None]:
 
 class Experiment:
     def __init__(self, planned: Plan, learner: Learner, folder: Path, watch: RunCallback) -> None:
-        self.settings, self.stream, self.key = planned.settings, planned.stream, planned.key
+        self.settings, self.stream, self.key = planned.settings, planned.scenario, planned.key
         self.learner, self.folder, self.watch = learner, folder, watch
-        self.net = planned.net  # without what the method adds to it; the student trains it
-        self.evaluator = Evaluator(planned.stream, learner)
+        self.net = planned.backbone  # without what the method adds to it; the student trains it
+        self.evaluator = Evaluator(planned.scenario, learner)
         self.history = learner.history(folder / "learner")
         self.progress = Progress()
 
@@ -150,7 +150,7 @@ class Experiment:
             self.learner.write_description(self.folder / "learner")
             self._before_all()
         progress = self.progress
-        self.watch.on_begin(label(self.settings), sessions)
+        self.watch.on_begin(run_label(self.settings), sessions)
         while progress.session < sessions:
             if progress.phase == "learn":
                 self._learn(progress.session)
@@ -196,7 +196,7 @@ class Experiment:
 
     def _adapt(self, t: int) -> None:
         progress, session = self.progress, self.stream.session(t)
-        size, stream = self.settings.stream_batch, session.unlabelled
+        size, stream = self.settings.stream_batch_size, session.unlabelled
         truth, batches = self.stream.stream_labels(t), -(-len(stream) // size)
         if not self.learner.method.adapts:
             batches = 0
@@ -208,8 +208,8 @@ class Experiment:
                 guess = self.learner.adapt(pixels)
             if guess is not None:
                 right = guess.labels.cpu().numpy() == truth[n * size : n * size + len(pixels)]
-                if guess.shown is not None:  # of the others no label was learned from
-                    right = right[guess.shown.cpu().numpy()]
+                if guess.trusted is not None:  # of the others no label was learned from
+                    right = right[guess.trusted.cpu().numpy()]
                 progress.right[t] += int(right.sum())
                 progress.guessed[t] += len(right)
                 progress.differed[t] += guess.disagreement * len(right)
@@ -304,7 +304,7 @@ class Experiment:
         return Result(
             key=self.key,
             settings=self.settings.model_dump(mode="json"),
-            label=label(self.settings),
+            label=run_label(self.settings),
             evaluated=expert,
             metrics={k: None if np.isnan(v) else v for k, v in metrics.items()},
             definitions=dict(DEFINITIONS),

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from dosapp.backbones.clip import load_backbone
+from dosapp.backbones.registry import load_backbone
 from dosapp.data.images import LabelledImages
-from dosapp.errors import InputError
+from dosapp.errors import DivergedError, InputError
 from dosapp.experiments.evaluator import LOOK
 from dosapp.experiments.plan import build_scenario
 from dosapp.learner.learner import Learner
@@ -25,7 +25,6 @@ from dosapp.runtime.files import write_bytes
 from dosapp.runtime.rng import numpy_rng
 from dosapp.scenario import Session
 from dosapp.settings import RunSettings, read_yaml
-from dosapp.student.student import DivergedError
 
 RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 
@@ -121,7 +120,7 @@ def choose_rate(tried: list[Trial]) -> float:
 
 def split_first_session(settings: RunSettings) -> tuple[Session, LabelledImages]:
     """Task 1's training images, four fifths of each class to teach and one to score."""
-    stream = build_scenario(settings, load_backbone(settings.backbone))
+    stream = build_scenario(settings, load_backbone(settings.backbone).preprocess)
     first = stream.session(0)
     teach: list[int] = []
     score: list[int] = []

@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dosapp.errors import InputError
+from dosapp.errors import CorruptRecordError, DosappError, InputError
 from dosapp.functional.named_tensors import bits_differ, select_prefix
 from dosapp.history.delta import BaseTensors, apply_delta, compute_delta
 from dosapp.history.record import State, read_facts, read_record, write_record
-from dosapp.runtime.files import CorruptRecordError
 
 FORMAT = 1
 UPGRADES: dict[int, Callable[[State], State]] = {}  # a record of format n → one of format n + 1
@@ -166,7 +165,7 @@ class History:
             try:
                 self._reconstruct(number + 1)
                 number += 1
-            except InputError:
+            except DosappError:
                 break
         if number < self._first():
             return None

@@ -15,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from dosapp.runtime.files import CorruptRecordError, write_bytes
+from dosapp.errors import CorruptRecordError
+from dosapp.runtime.files import write_bytes
 
 
 @dataclass

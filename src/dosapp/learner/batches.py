@@ -43,7 +43,7 @@ class SessionBatches:
     ) -> None:
         self.train, self.labels, self.number = train, labels, number
         self.seed, self.replay_buffer, self.device = settings.seed, memory, device
-        self.size = min(settings.batch, len(train))
+        self.size = min(settings.batch_size, len(train))
         self.per_epoch = len(train) // self.size  # the last, smaller batch is left out
 
     def epoch(self, n: int) -> EpochBatches:

@@ -13,12 +13,12 @@ from PIL import Image
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone, Expert
-from dosapp.backbones.clip import load_backbone
 from dosapp.backbones.pretrained import PretrainedBackbone
+from dosapp.backbones.registry import load_backbone, resolve_lr
 from dosapp.backbones.sharded import ShardedBackbone
 from dosapp.data.base import Prompts, check_class_names
 from dosapp.data.prefetch import prefetch
-from dosapp.errors import InputError, unknown_name
+from dosapp.errors import CorruptRecordError, InputError, unknown_name
 from dosapp.functional.named_tensors import select_prefix
 from dosapp.history.history import History
 from dosapp.history.record import State, checksum
@@ -29,10 +29,11 @@ from dosapp.methods.base import AdaptResult, Batch, Method
 from dosapp.methods.registry import build_method
 from dosapp.runtime import distributed
 from dosapp.runtime.devices import to_device
-from dosapp.runtime.files import CorruptRecordError, ensure_dir, lock_folder, read_json, write_json
+from dosapp.runtime.files import ensure_dir, lock_folder, read_json, write_json
 from dosapp.scenario import Session
-from dosapp.settings import LearnerSettings
-from dosapp.student.student import Selection, Student
+from dosapp.settings import PAPER_LR, LearnerSettings
+from dosapp.student.selection import Selection
+from dosapp.student.student import Student
 
 FORMAT = 1  # of learner.json
 
@@ -60,7 +61,7 @@ class Learner:
         net: Backbone | None = None,
         origin: PretrainedBackbone | None = None,
     ) -> None:
-        self.settings = (settings or LearnerSettings()).resolved()
+        self.settings = resolve_lr(settings or LearnerSettings())
         s = self.settings
         net = net or load_backbone(s.backbone)
         self._origin = origin or PretrainedBackbone(s.backbone, net.fingerprint())
@@ -71,10 +72,18 @@ class Learner:
             ShardedBackbone(net) if distributed.world_size() > 1 else net, s.seed
         )
         half = s.precision == "float16"
-        self.student = Student(net, lr=s.rate, weight_decay=s.weight_decay, seed=s.seed, half=half)
-        self.student.all_class_negatives = s.rivals
-        self.replay_buffer = ReplayBuffer(s.memory, s.seed)
-        self.mitigations = Mitigations(s.gate, s.temper, s.skew_aware, s.readmit, s.readmit_every)
+        self.student = Student(
+            net, lr=s.lr or PAPER_LR, weight_decay=s.weight_decay, seed=s.seed, half=half
+        )
+        self.student.all_class_negatives = s.all_class_negatives
+        self.replay_buffer = ReplayBuffer(s.buffer_size, s.seed)
+        self.mitigations = Mitigations(
+            s.confidence_gate,
+            s.entropy_lr_scaling,
+            s.skew_aware_ema,
+            s.mask_reactivation,
+            s.reactivation_interval,
+        )
         self.sessions = 0  # finished ones
         self.method.setup(self.student)
 
@@ -128,7 +137,7 @@ class Learner:
     def session(self, images: "Mapping[str, Images]") -> Session:
         """Pictures by class name as a session; classes that are known keep their captions."""
         pictures = {name: self.pictures(found) for name, found in images.items()}
-        made = Session.from_images(pictures, Prompts.of(self.settings.caption))
+        made = Session.from_images(pictures, Prompts.from_template(self.settings.template))
         return replace(made, prompts={**made.prompts, **self._prompts(made.classes)})
 
     def _prompts(self, names: Sequence[str]) -> dict[str, Prompts]:
@@ -186,16 +195,16 @@ class Learner:
 
     def session_warnings(self, session: Session) -> list[str]:
         """What a teacher should know about a session, though it can be taught."""
-        found, size, rivals = [], len(session.train), self.settings.rivals
+        found, size, rivals = [], len(session.train), self.settings.all_class_negatives
         if len(session.classes) == 1 and not rivals:
             found.append(
                 f"a lesson of '{session.classes[0]}' alone has nothing to tell it from: teach "
                 "several classes together, or use a learner with rivals"
             )
-        if size < self.settings.batch:
+        if size < self.settings.batch_size:
             found.append(
                 f"the session has {size} training images, fewer than a batch of "
-                f"{self.settings.batch}; they are taught as one smaller batch"
+                f"{self.settings.batch_size}; they are taught as one smaller batch"
             )
         return found
 
@@ -284,7 +293,9 @@ class Learner:
             raise InputError(f"a list of images holds a {kind}; give Pillow images, or one tensor")
         size = self.student.backbone.image_size
         empty = torch.zeros(0, 3, size, size, dtype=torch.uint8)
-        return torch.stack([self.student.backbone.picture(i) for i in images]) if images else empty
+        return (
+            torch.stack([self.student.backbone.preprocess(i) for i in images]) if images else empty
+        )
 
     # State
 
@@ -426,7 +437,7 @@ class Learner:
             "format": FORMAT,
             "settings": self.settings.model_dump(mode="json", exclude={"device"}),
             "fingerprint": self.fingerprint,
-            "stores_images": self.settings.memory > 0 or self.method.stores_data,
+            "stores_images": self.settings.buffer_size > 0 or self.method.stores_data,
         }
         write_json(folder / "learner.json", facts)
 
@@ -507,10 +518,12 @@ def load_latest(history: History) -> tuple[State, State | None]:
 
 def _described(selection: Selection) -> dict[str, Any]:
     """A selection without its mask, as JSON."""
-    names, rates = list(selection.names), dict(selection.rates)
+    names, rates = list(selection.names), dict(selection.lr_scales)
     return {"selection": {"names": names, "rates": rates}, "masked": selection.mask is not None}
 
 
 def _selection(facts: Mapping[str, Any], mask: dict[str, Tensor]) -> Selection:
     found = facts["selection"]
-    return Selection(tuple(found["names"]), mask if facts["masked"] else None, rates=found["rates"])
+    return Selection(
+        tuple(found["names"]), mask if facts["masked"] else None, lr_scales=found["rates"]
+    )

@@ -19,7 +19,8 @@ from dosapp.functional.losses import entropy
 from dosapp.functional.masks import Mask, Scores, reactivate_entries
 from dosapp.functional.named_tensors import select_prefix
 from dosapp.methods.base import AdaptResult, Method
-from dosapp.student.student import Selection, Student
+from dosapp.student.selection import Selection
+from dosapp.student.student import Student
 
 MEMORY = 0.9  # of the histogram, per batch
 
@@ -38,9 +39,9 @@ class BatchCheck:
             return guess
         labels = self.labels.clone()
         if guess is None:
-            return AdaptResult(labels, shown=self.trusted)
+            return AdaptResult(labels, trusted=self.trusted)
         labels[self.trusted] = guess.labels
-        return replace(guess, labels=labels, shown=self.trusted)
+        return replace(guess, labels=labels, trusted=self.trusted)
 
 
 @dataclass

@@ -1,33 +1,50 @@
-"""What a method is: hooks around two loops that the learner owns. The default is fine-tuning.
+"""The interface of a method: hooks around the two training loops, which the learner owns.
 
-With labels:     choose → begin_session → (begin_epoch → (loss → step → after_step)*)* → end_training
-                 → (review's loss → step → after_step)* → end_session
-Without labels:  begin_stream → (stream_loss → step → after_stream_step)*
+Labelled phase:    check_session → select_parameters → begin_session
+                   → (begin_epoch → (loss → step → after_step)*)* → end_training
+                   → (loss of an extra stage → step → after_step)* → end_session
+Unlabelled phase:  begin_stream → (stream_loss → step → after_stream_step)*
 
-Fields of a method's dataclass are its settings: flags, YAML keys and rows of `dosapp methods`.
+A method never changes a weight itself: it selects parameters and returns losses, and the `Student`
+takes the steps. Every default does nothing, except that `loss` is CLIP's and all weights train. The
+fields of a method's dataclass are its hyper-parameters: flags, YAML keys and `dosapp methods`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, cast, dataclass_transform
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    TypeVar,
+    cast,
+    dataclass_transform,
+)
 
 from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass as checked
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone, Expert
-from dosapp.functional.named_tensors import select_prefix
+from dosapp.data.preprocess import Preprocess
 from dosapp.scenario import Session
-from dosapp.student.student import Selection, Student
+from dosapp.student.selection import Selection
+from dosapp.student.student import Student
+
+if TYPE_CHECKING:
+    from dosapp.methods.two_phase import TwoPhase
 
 T = TypeVar("T")
 
-# Bounds of methods' settings that pydantic has no name for.
-UnitInterval = Annotated[float, Field(ge=0, le=1)]  # from nothing to all
-Fraction = Annotated[float, Field(gt=0, le=1)]  # a share that is not nothing
-Decay = Annotated[float, Field(ge=0, lt=1)]  # how much of a moving mean stays
+# Bounds of hyper-parameters that pydantic has no name for.
+UnitInterval = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]  # of an exponential moving average
 
-# The columns of the paper's comparison of methods that adapt (its Table 1).
+# The columns of the paper's comparison of test-time methods (its Table 1).
 Ability = Literal[
     "corrupted data",
     "uncorrupted data",
@@ -38,20 +55,31 @@ Ability = Literal[
 
 
 @dataclass_transform(field_specifiers=(Field,))
-def method_dataclass(kind: type[T]) -> type[T]:
-    """A dataclass whose fields are checked when it is made."""
-    return cast("type[T]", checked(config=ConfigDict(extra="forbid"))(kind))
+def method_dataclass(cls: type[T]) -> type[T]:
+    """Make a dataclass whose fields are validated when it is constructed.
+
+    Example:
+        >>> from dosapp import Method, method_dataclass
+        >>> @method_dataclass
+        ... class Scaled(Method):
+        ...     factor: float = 2.0
+        >>> Scaled(factor="0.5").hyperparameters()
+        {'factor': 0.5}
+    """
+    return cast("type[T]", pydantic_dataclass(config=ConfigDict(extra="forbid"))(cls))
 
 
 @dataclass(frozen=True)
 class Batch:
-    pixels: Tensor  # [B, 3, H, W] in [0, 1]
-    labels: Tensor  # [B], positions in student.classes
-    replayed: Tensor  # [B] bool: which rows came from memory
+    """Labelled images of one training step."""
+
+    pixels: Tensor  # float [B, 3, H, W] in [0, 1]
+    labels: Tensor  # [B], indices of the student's classes
+    replayed: Tensor  # [B] bool: rows that came from the replay buffer
 
 
 class Batches(Protocol):
-    """One pass over a session's batches, read one by one."""
+    """One pass over the labelled batches of a session; each is read when its turn comes."""
 
     def __len__(self) -> int: ...
 
@@ -60,90 +88,104 @@ class Batches(Protocol):
 
 @dataclass(frozen=True)
 class TrainingStage:
-    """More steps after the lessons, with a selection and a loss of their own."""
+    """More steps after the epochs of a session, with a selection and a loss of their own.
+
+    The loss gets the student, a function that reads the step's batch, and the step from 0.
+    """
 
     steps: int
     selection: Selection
-    loss: Callable[[Student, Callable[[], Batch], int], Tensor]  # a batch if wanted; step from 0
+    loss: Callable[[Student, Callable[[], Batch], int], Tensor]
 
 
 @dataclass(frozen=True)
 class AdaptResult:
-    """What an adapter made of a batch without labels."""
+    """What one batch of the stream gave.
 
-    labels: Tensor  # [B], positions in student.classes
-    loss: Tensor | None = None  # None: look, but do not learn
-    disagreement: float = 0.0  # share of the images it was shown on which the experts differ
-    shown: Tensor | None = None  # [B] bool: those a gate let through; None: all
+    A method fills in `labels`, `loss` and `disagreement`; the learner adds the rest.
+    """
+
+    labels: Tensor  # [B] pseudo-labels, indices of the student's classes
+    loss: Tensor | None = None  # None: nothing to learn from this batch
+    disagreement: float = 0.0  # share of the images on which the experts disagree
+    trusted: Tensor | None = None  # [B] bool: images that passed the confidence gate; None: all
+    stepped: bool = False  # whether the weights changed
+
+    @property
+    def gated(self) -> int:
+        """Number of images that the confidence gate held back."""
+        return 0 if self.trusted is None else int((~self.trusted).sum())
 
 
 Tensors = dict[str, Tensor]
 
 
-def flat(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for item in fields(value):
-        inner = getattr(value, item.name)
-        if is_dataclass(inner):
-            found |= {f"{item.name}.{key}": v for key, v in flat(inner).items()}
-        else:
-            found[item.name] = inner
-    return found
-
-
 @method_dataclass
 class Method:
-    """How a student learns with labels and without. Override only what differs."""
+    """How a student learns with labels and without. Override only what differs.
+
+    Example:
+        >>> from dosapp import METHODS
+        >>> METHODS["spu"](sparsity=0.2).hyperparameters()["sparsity"]
+        0.2
+    """
 
     summary: ClassVar[str] = ""
     reference: ClassVar[str] = ""
     phase: ClassVar[Literal["labelled", "unlabelled", "both", "none"]] = "labelled"
-    joint: ClassVar[bool] = False  # wants all tasks in one session
-    abilities: ClassVar[frozenset[Ability] | None] = None  # as the paper has it; None: not in it
-    stores_data: ClassVar[bool] = False  # keeps pictures of its own, besides --memory
+    joint: ClassVar[bool] = False  # trains on all tasks in one session
+    abilities: ClassVar[frozenset[Ability] | None] = None  # the paper's Table 1; None: not in it
+    stores_data: ClassVar[bool] = False  # stores images itself, besides the replay buffer
 
-    def wrap_backbone(self, net: Backbone, seed: int) -> Backbone:
-        """The network with the method's own parameters around it, if it has any."""
-        return net
+    # Hyper-parameters by the names and values of version 0.1, today's name → the old one. Old names
+    # are accepted everywhere, and keys of results are computed from them.
+    old_names: ClassVar[Mapping[str, str]] = {}
+    old_values: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 
-    def reads(self, net: Backbone) -> list[str]:
-        """Pictures it looks at besides the stream's, by name: they are part of a result's key."""
+    def wrap_backbone(self, backbone: Backbone, seed: int) -> Backbone:
+        """Put the method's own parameters around the backbone, if it has any."""
+        return backbone
+
+    def external_images(self, preprocess: Preprocess) -> list[str]:
+        """Names of the images it reads besides the scenario's; part of a result's key."""
         return []
 
     def setup(self, student: Student) -> None:
-        """Once, before the first session. What the method cannot do without is asked for here."""
+        """Called once, before the first session: create shared copies and empty state."""
 
-    # With labels
+    # Labelled phase
 
     def check_session(self, student: Student, session: Session) -> None:
-        """Before anything of a session is learned: say what is missing, in one sentence."""
+        """Called before anything of a session is learned; raise if something is missing."""
 
-    def select_parameters(self, student: Student, lessons: Batches) -> Selection:
-        """Which weights may move in this session; `lessons` is one pass over its batches."""
+    def select_parameters(self, student: Student, batches: Batches) -> Selection:
+        """Select the weights that train in this session; `batches` is one pass over its images."""
         return Selection(tuple(student.backbone.tower_weights()))
 
     def begin_session(self, student: Student, session: Session) -> None:
-        """The selection is made, nothing has moved yet."""
+        """Called when the selection is made and no weight has changed yet."""
 
-    def begin_epoch(self, student: Student, epoch: int, lessons: Batches) -> None:
-        """Before each pass over the lessons; `lessons` is one such pass, to look at."""
+    def begin_epoch(self, student: Student, epoch: int, batches: Batches) -> None:
+        """Called before each epoch; `batches` is one pass over the session's images."""
 
     def loss(self, student: Student, batch: Batch) -> Tensor:
+        """The loss of a labelled batch."""
         return student.clip_loss(batch.pixels, batch.labels)
 
-    def after_step(self, student: Student) -> None: ...
+    def after_step(self, student: Student) -> None:
+        """Called after each labelled step that changed the weights."""
 
     def end_training(self, student: Student, session: Session) -> None:
-        """The lessons are over; reviews follow."""
+        """Called after the last epoch, before the extra stages."""
 
-    def end_session(self, student: Student, session: Session) -> None:
-        """Everything of the session has been taught."""
-
-    def extra_stages(self, student: Student, per_epoch: int) -> Sequence[TrainingStage]:
-        """Stages after the lessons; `per_epoch` batches are one pass over these."""
+    def extra_stages(self, student: Student, steps_per_epoch: int) -> Sequence[TrainingStage]:
+        """Stages of training after the epochs."""
         return ()
 
-    # Without labels
+    def end_session(self, student: Student, session: Session) -> None:
+        """Called when everything of the session has been learned."""
+
+    # Unlabelled phase
 
     @property
     def adapts(self) -> bool:
@@ -151,148 +193,71 @@ class Method:
         return type(self).stream_loss is not Method.stream_loss
 
     def begin_stream(self, student: Student) -> None:
-        """After the session: choose what may move in the stream, or inherit the selection."""
+        """Called after a session: select the weights that train on the stream."""
 
     def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult | None:
+        """Pseudo-labels and loss of an unlabelled batch; None if the method does not adapt."""
         return None
 
-    def after_stream_step(self, student: Student) -> None: ...
+    def after_stream_step(self, student: Student) -> None:
+        """Called after each step on the stream that changed the weights."""
 
-    # Answering and saving
-
-    def remove_class(self, index: int) -> None:
-        """A class has gone; those after it have moved up. For methods that keep things by class."""
-
-    def shared_copies(self) -> Mapping[str, Backbone]:
-        """The other networks the method keeps, by name; they are saved with the learner."""
-        return {}
+    # Prediction and state
 
     def experts(self, student: Student) -> Mapping[str, Expert]:
-        """Who can be asked; the first one's answer is the learner's."""
+        """The models that can predict, by name; the first one answers for the learner."""
         return {"student": student.backbone}
 
+    def remove_class(self, index: int) -> None:
+        """Drop what is kept for a class; the indices of the classes after it decrease by one."""
+
+    def shared_copies(self) -> Mapping[str, Backbone]:
+        """Copies of the backbone that the method keeps, by name; saved with the learner."""
+        return {}
+
     def state_dict(self) -> Tensors:
-        """What the method remembers besides its twins, in every version of the learner."""
+        """Further tensors that are saved in every version of the learner."""
         return {}
 
     def working_state_dict(self) -> Tensors:
-        """What only the next step needs, pictures above all: in the checkpoint, in no version."""
+        """Tensors that only the next step needs, such as images: in the checkpoint, in no version."""
         return {}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Both again; scratch may be missing."""
+        """Restore `state_dict` and, if they are there, the tensors of `working_state_dict`."""
+
+    # Hyper-parameters
 
     def hyperparameters(self) -> dict[str, Any]:
-        """All settings, flat: `smoothing.gamma`, `learner.sparsity`, …"""
-        return flat(self)
+        """All hyper-parameters, nested names joined by dots: `ema.gamma`, `selection.sparsity`."""
+        return flatten_fields(self)
+
+    def key_hyperparameters(self) -> dict[str, Any]:
+        """The same as version 0.1 spelled them, for the keys of results."""
+        return flatten_fields(self, old=True)
 
     def then(self, adapter: "Method") -> "TwoPhase":
-        """Learn with this method, adapt with the other."""
+        """Combine: learn with this method, adapt with the other.
+
+        Example:
+            >>> from dosapp import METHODS
+            >>> METHODS["spu"]().then(METHODS["self-training"]()).phase
+            'both'
+        """
+        from dosapp.methods.two_phase import TwoPhase
+
         return TwoPhase(self, adapter)
 
 
-class TwoPhase(Method):
-    """Two methods in turn. The adapter hears of the labelled phase, but does not steer it."""
-
-    phase = "both"
-
-    def __init__(self, labelled: Method, unlabelled: Method) -> None:
-        self.labelled, self.unlabelled = labelled, unlabelled
-        self.joint = labelled.joint  # type: ignore[misc]
-        self.stores_data = labelled.stores_data or unlabelled.stores_data  # type: ignore[misc]
-
-    def __repr__(self) -> str:
-        return f"{self.labelled!r}.then({self.unlabelled!r})"
-
-    def hyperparameters(self) -> dict[str, Any]:
-        first = {f"labelled.{key}": value for key, value in self.labelled.hyperparameters().items()}
-        second = {
-            f"unlabelled.{key}": value for key, value in self.unlabelled.hyperparameters().items()
-        }
-        return first | second
-
-    def wrap_backbone(self, net: Backbone, seed: int) -> Backbone:
-        return self.unlabelled.wrap_backbone(self.labelled.wrap_backbone(net, seed), seed)
-
-    def reads(self, net: Backbone) -> list[str]:
-        return [*self.labelled.reads(net), *self.unlabelled.reads(net)]
-
-    def setup(self, student: Student) -> None:
-        self.labelled.setup(student)
-        self.unlabelled.setup(student)
-
-    def check_session(self, student: Student, session: Session) -> None:
-        self.labelled.check_session(student, session)
-        self.unlabelled.check_session(student, session)
-
-    def select_parameters(self, student: Student, lessons: Batches) -> Selection:
-        return self.labelled.select_parameters(student, lessons)
-
-    def begin_session(self, student: Student, session: Session) -> None:
-        self.labelled.begin_session(student, session)
-        self.unlabelled.begin_session(student, session)
-
-    def begin_epoch(self, student: Student, epoch: int, lessons: Batches) -> None:
-        self.labelled.begin_epoch(student, epoch, lessons)
-        self.unlabelled.begin_epoch(student, epoch, ())
-
-    def loss(self, student: Student, batch: Batch) -> Tensor:
-        return self.labelled.loss(student, batch)
-
-    def after_step(self, student: Student) -> None:
-        self.labelled.after_step(student)
-        self.unlabelled.after_step(student)
-
-    def end_training(self, student: Student, session: Session) -> None:
-        self.labelled.end_training(student, session)
-        self.unlabelled.end_training(student, session)
-
-    def end_session(self, student: Student, session: Session) -> None:
-        self.labelled.end_session(student, session)
-        self.unlabelled.end_session(student, session)
-
-    def extra_stages(self, student: Student, per_epoch: int) -> Sequence[TrainingStage]:
-        return (
-            *self.labelled.extra_stages(student, per_epoch),
-            *self.unlabelled.extra_stages(student, per_epoch),
-        )
-
-    @property
-    def adapts(self) -> bool:
-        return self.unlabelled.adapts
-
-    def begin_stream(self, student: Student) -> None:
-        self.unlabelled.begin_stream(student)
-
-    def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult | None:
-        return self.unlabelled.stream_loss(student, pixels)
-
-    def after_stream_step(self, student: Student) -> None:
-        self.unlabelled.after_stream_step(student)
-
-    def remove_class(self, index: int) -> None:
-        self.labelled.remove_class(index)
-        self.unlabelled.remove_class(index)
-
-    def shared_copies(self) -> Mapping[str, Backbone]:
-        first = {f"labelled-{name}": net for name, net in self.labelled.shared_copies().items()}
-        return {**self.unlabelled.shared_copies(), **first}
-
-    def experts(self, student: Student) -> Mapping[str, Expert]:
-        return self.unlabelled.experts(student)
-
-    def state_dict(self) -> Tensors:
-        return self._halves(self.labelled.state_dict(), self.unlabelled.state_dict())
-
-    def working_state_dict(self) -> Tensors:
-        return self._halves(
-            self.labelled.working_state_dict(), self.unlabelled.working_state_dict()
-        )
-
-    def _halves(self, first: Tensors, second: Tensors) -> Tensors:
-        named = {f"labelled/{name}": t for name, t in first.items()}
-        return named | {f"unlabelled/{name}": t for name, t in second.items()}
-
-    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        self.labelled.load_state_dict(select_prefix("labelled/", tensors))
-        self.unlabelled.load_state_dict(select_prefix("unlabelled/", tensors))
+def flatten_fields(value: Any, old: bool = False) -> dict[str, Any]:
+    """The fields of a (nested) dataclass; with `old`, by their names and values in version 0.1."""
+    flat: dict[str, Any] = {}
+    names: Mapping[str, str] = getattr(value, "old_names", {}) if old else {}
+    values: Mapping[str, Mapping[str, str]] = getattr(value, "old_values", {}) if old else {}
+    for item in fields(value):
+        name, inner = names.get(item.name, item.name), getattr(value, item.name)
+        if is_dataclass(inner):
+            flat |= {f"{name}.{key}": v for key, v in flatten_fields(inner, old).items()}
+        else:
+            flat[name] = values.get(item.name, {}).get(inner, inner) if old else inner
+    return flat

@@ -32,7 +32,8 @@ from dosapp.methods.base import (
 )
 from dosapp.methods.spu import SPU
 from dosapp.scenario import Session
-from dosapp.student.student import Selection, Student
+from dosapp.student.selection import Selection
+from dosapp.student.student import Student
 
 
 @method_dataclass

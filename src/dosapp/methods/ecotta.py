@@ -19,7 +19,8 @@ from dosapp.backbones.wrappers import BackboneWrapper, find_wrapper
 from dosapp.functional.losses import entropy
 from dosapp.methods.base import AdaptResult, Batch, Method, TrainingStage, method_dataclass
 from dosapp.runtime.rng import torch_rng
-from dosapp.student.student import Selection, Student
+from dosapp.student.selection import Selection
+from dosapp.student.student import Student
 
 
 class Meta(BackboneWrapper):

@@ -18,7 +18,8 @@ from dosapp.functional.losses import masked_cross_entropy
 from dosapp.methods.base import Batch, Batches, Method, Tensors, method_dataclass
 from dosapp.methods.prompting import Keyed, Pool, Prefixes
 from dosapp.scenario import Session
-from dosapp.student.student import Selection, Student
+from dosapp.student.selection import Selection
+from dosapp.student.student import Student
 
 
 @method_dataclass

@@ -1,4 +1,4 @@
-"""Every method by name. Adding one is a file and a line here, or an entry point of any package."""
+"""Methods by name. To add one, write a file and a line here, or use the entry point of a package."""
 
 import warnings
 from collections.abc import Mapping
@@ -54,14 +54,15 @@ METHODS: dict[str, type[Method]] = {
     "psmt": PSMT,
     "dss-style": DSS,
 }
-for entry in entry_points(group="dosapp.methods"):  # of other packages; ours keep their names
+for entry in entry_points(group="dosapp.methods"):  # methods of other packages
     try:
         METHODS.setdefault(entry.name, entry.load())
-    except Exception as error:  # theirs, whatever it is: everybody else can still be used
+    except Exception as error:  # a broken package must not break the others
         warnings.warn(f"method '{entry.name}' is left out: {error}", stacklevel=2)
 
 
 def get_method(name: str) -> type[Method]:
+    """Look a method up by name."""
     if name not in METHODS:
         raise unknown_name("method", name, METHODS, "dosapp methods")
     return METHODS[name]
@@ -70,52 +71,82 @@ def get_method(name: str) -> type[Method]:
 def build_method(
     method: str, adapt: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Method:
-    """A method, or a pair, with its options by full or last name (`sparsity=0.3`).
+    """Construct a method, or a pair of methods, with its hyper-parameters.
 
-    In a pair a name that both halves know goes to both, `labelled.pull` or `unlabelled.pull` to
-    one.
+    Args:
+        method: Name of the method of the labelled phase.
+        adapt: Name of the method of the unlabelled phase, if another.
+        options: Hyper-parameters by their full or last name, today's or version 0.1's. In a pair a
+            name that both halves know goes to both, `labelled.NAME` or `unlabelled.NAME` to one.
+
+    Returns:
+        The method; a `TwoPhase` if `adapt` is given.
+
+    Raises:
+        InputError: A name is unknown, a value is not allowed, or the methods cannot be combined.
+
+    Example:
+        >>> build_method("spu", "self-training", {"sparsity": 0.3}).hyperparameters()[
+        ...     "labelled.sparsity"
+        ... ]
+        0.3
     """
-    kinds = {"labelled": get_method(method)} | ({"unlabelled": get_method(adapt)} if adapt else {})
-    if adapt and get_method(adapt).phase not in ("unlabelled", "both"):
-        usable = [n for n, kind in METHODS.items() if kind.phase in ("unlabelled", "both")]
+    halves = {"labelled": get_method(method)}
+    if adapt:
+        halves["unlabelled"] = get_method(adapt)
+        if halves["unlabelled"].phase not in ("unlabelled", "both"):
+            usable = [n for n, cls in METHODS.items() if cls.phase in ("unlabelled", "both")]
+            raise InputError(
+                f"'{adapt}' cannot adapt without labels; --adapt takes {', '.join(usable)}"
+            )
+    if halves["labelled"].phase == "unlabelled":
         raise InputError(
-            f"'{adapt}' cannot adapt without labels; --adapt takes {', '.join(usable)}"
+            f"'{method}' needs a labelled method before it; try --method spu --adapt {method}"
         )
-    if get_method(method).phase == "unlabelled":
-        raise InputError(f"'{method}' needs a learner before it; try --method spu --adapt {method}")
-    chosen: dict[str, dict[str, Any]] = {half: {} for half in kinds}
+    chosen: dict[str, dict[str, Any]] = {half: {} for half in halves}
     for name, value in (options or {}).items():
-        places = [
+        matches = [
             (half, path)
-            for half, kind in kinds.items()
-            for path in kind().hyperparameters()
-            if f".{half}.{path}".endswith(f".{name}")
+            for half, cls in halves.items()
+            for path, spellings in _spellings(cls).items()
+            if any(f".{half}.{spelling}".endswith(f".{name}") for spelling in spellings)
         ]
-        if not places:
-            known = [
-                p.rpartition(".")[2] for kind in kinds.values() for p in kind().hyperparameters()
-            ]
+        if not matches:
+            known = [path.rpartition(".")[2] for cls in halves.values() for path in _spellings(cls)]
             raise unknown_name("setting", name, known, f"dosapp methods {method}")
-        for half, path in places:
+        for half, path in matches:
             chosen[half][path] = value
-    made = [_make(kind, chosen[half]) for half, kind in kinds.items()]
-    return made[0].then(made[1]) if adapt else made[0]
+    built = [_construct(cls, chosen[half]) for half, cls in halves.items()]
+    return built[0].then(built[1]) if adapt else built[0]
 
 
-def _make(kind: type[Method], chosen: Mapping[str, Any]) -> Method:
-    """The method with these settings instead of its own; parts keep their other settings."""
+def _spellings(cls: type[Method]) -> dict[str, tuple[str, str]]:
+    """Each hyper-parameter's path → the same, and its path in version 0.1."""
+    default = cls()
+    paths = zip(default.hyperparameters(), default.key_hyperparameters(), strict=True)
+    return {path: (path, old) for path, old in paths}
+
+
+def _construct(cls: type[Method], chosen: Mapping[str, Any]) -> Method:
+    """The method with the chosen hyper-parameters and defaults for the others."""
     nested: dict[str, Any] = {}
-    for path, value in {**kind().hyperparameters(), **chosen}.items():
-        inner = nested
+    for path, value in {**cls().hyperparameters(), **chosen}.items():
         *outer, last = path.split(".")
-        for step in outer:
-            inner = inner.setdefault(step, {})
-        inner[last] = value
+        inner = nested
+        for name in outer:
+            inner = inner.setdefault(name, {})
+        inner[last] = _today(cls, last, value)
     try:
-        return kind(**nested)
+        return cls(**nested)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        if not name:  # settings that do not go together
+        if not name:  # values that do not go together
             raise InputError(str(first["msg"]).removeprefix("Value error, ")) from error
         raise InputError(f"{name} is {first['input']!r}: {first['msg'].lower()}") from error
+
+
+def _today(cls: type[Method], name: str, value: Any) -> Any:
+    """A value that version 0.1 spelled otherwise, as it is spelled today."""
+    spelled = {old: new for new, old in cls.old_values.get(name, {}).items()}
+    return spelled.get(value, value) if isinstance(value, str) else value

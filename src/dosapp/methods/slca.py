@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 from dosapp.methods.base import Batch, Batches, Method, Tensors, TrainingStage, method_dataclass
 from dosapp.methods.class_gaussians import Gaussians
 from dosapp.scenario import Session
-from dosapp.student.student import Selection, Student
+from dosapp.student.selection import Selection
+from dosapp.student.student import Student
 
 
 @method_dataclass
@@ -37,7 +38,7 @@ class SLCA(Method):
 
     def select_parameters(self, student: Student, lessons: Batches) -> Selection:
         rates = dict.fromkeys(student.backbone.projection_weights(), self.fast)
-        return Selection(tuple(student.backbone.tower_weights()), rates=rates)
+        return Selection(tuple(student.backbone.tower_weights()), lr_scales=rates)
 
     def begin_session(self, student: Student, session: Session) -> None:
         self.sessions += 1
@@ -59,7 +60,7 @@ class SLCA(Method):
         names = tuple(student.backbone.projection_weights())
         rates = dict.fromkeys(names, self.fast)
         steps = self.passes * len(student.classes)
-        return [TrainingStage(steps, Selection(names, rates=rates), self.aligned)]
+        return [TrainingStage(steps, Selection(names, lr_scales=rates), self.aligned)]
 
     def aligned(self, student: Student, batch: Callable[[], Batch], step: int) -> Tensor:
         """Tell drawn features of all classes apart; no picture is looked at."""

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from dosapp.functional.masks import Mask, Scores, top_count, top_fraction
 from dosapp.methods.base import Batches, Fraction, Method, method_dataclass
-from dosapp.student.student import Selection, Student
+from dosapp.student.selection import Selection
+from dosapp.student.student import Student
 
 
 @method_dataclass

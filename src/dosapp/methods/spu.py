@@ -7,7 +7,8 @@ from torch import Tensor
 
 from dosapp.functional.masks import Scope, top_fraction
 from dosapp.methods.base import Batch, Batches, Fraction, Method, method_dataclass
-from dosapp.student.student import Selection, Student
+from dosapp.student.selection import Selection
+from dosapp.student.student import Student
 
 Beside = Literal["nothing", "biases and projection"]
 

@@ -1,7 +1,8 @@
 """CLIP as it is: the floor of every table."""
 
 from dosapp.methods.base import Batches, Method, method_dataclass
-from dosapp.student.student import Selection, Student
+from dosapp.student.selection import Selection
+from dosapp.student.student import Student
 
 
 @method_dataclass

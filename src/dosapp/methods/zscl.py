@@ -12,7 +12,8 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone
-from dosapp.data.base import Dataset
+from dosapp.data.base import Dataset, ImageArray
+from dosapp.data.preprocess import Preprocess
 from dosapp.data.registry import SYNTHETIC, load_dataset
 from dosapp.errors import InputError
 from dosapp.functional.losses import soft_cross_entropy
@@ -34,7 +35,9 @@ class ZSCL(Method):
 
     def setup(self, student: Student) -> None:
         self._check_given()
-        self.found: Dataset | None = None  # opened for lessons; answering needs no references
+        self.found: Dataset[ImageArray] | None = (
+            None  # opened for lessons; answering needs no references
+        )
         self.original: Backbone = student.shared_copy()
         self.average: Backbone = student.shared_copy()
         self.samples = 1
@@ -47,19 +50,19 @@ class ZSCL(Method):
             )
 
     def check_session(self, student: Student, session: Session) -> None:
-        self.looked_up(student.backbone)
+        self.looked_up(student.backbone.preprocess)
 
-    def looked_up(self, net: Backbone) -> Dataset:
+    def looked_up(self, preprocess: Preprocess) -> Dataset[ImageArray]:
         if self.found is None:
-            self.found = load_dataset(self.references, net)
+            self.found = load_dataset(self.references, preprocess)
         return self.found
 
-    def reads(self, net: Backbone) -> list[str]:
+    def external_images(self, preprocess: Preprocess) -> list[str]:
         """Every reference by its place, bytes and class; a set that is drawn is its name."""
         self._check_given()
         if self.references in SYNTHETIC:
             return []
-        found = load_dataset(self.references, net)
+        found = load_dataset(self.references, preprocess)
         keys = (found.train.images.key(row) for row in range(len(found.train.labels)))
         names = (found.prompts.caption(found.classes[n]) for n in found.train.labels)
         return [f"{key} {name}" for key, name in zip(keys, names, strict=True)]
@@ -76,7 +79,7 @@ class ZSCL(Method):
 
         Captions are read by the original model on both sides.
         """
-        found = self.looked_up(student.backbone)
+        found = self.looked_up(student.backbone.preprocess)
         labels = found.train.labels
         rows = torch.randperm(len(labels), generator=student.rng("references"))[: self.look]
         pixels = found.train.images.read(rows.numpy()).float() / 255

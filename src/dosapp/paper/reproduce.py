@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from dosapp.backbones.registry import resolve_lr
 from dosapp.errors import unknown_name
 from dosapp.experiments.grid import seed_list
 from dosapp.settings import RunSettings, read_yaml
@@ -150,7 +151,7 @@ def timed_runs(scale: Scale) -> dict[str, RunSettings]:
 def command(settings: RunSettings) -> str:
     """What to type to get this run: everything that is not the default, and the rate in force."""
     usual, words = RunSettings(), ["dosapp", "run"]
-    settings = settings.resolved()
+    settings = resolve_lr(settings)
     for name, value in settings.model_dump(mode="json").items():
         if value == getattr(usual, name) or name == "options":
             continue

@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 
 from dosapp.errors import InputError, unknown_name
-from dosapp.experiments.plan import title
+from dosapp.experiments.plan import method_title
 from dosapp.experiments.result import (
     Result,
     check_comparable,
@@ -267,7 +267,9 @@ def abilities() -> str:
     lines = [["method", *columns], ["---"] * (len(columns) + 1)]
     for name, kind in METHODS.items():
         if kind.abilities is not None:
-            lines.append([title(name), *("yes" if c in kind.abilities else "–" for c in columns)])
+            lines.append(
+                [method_title(name), *("yes" if c in kind.abilities else "–" for c in columns)]
+            )
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 

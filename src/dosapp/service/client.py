@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dosapp.errors import InputError
+from dosapp.errors import DosappError, InputError
 
 
-class RequestError(InputError):
+class RequestError(DosappError):
     """The service said no; `code` is the status of its answer."""
 
     def __init__(self, words: str, code: int) -> None:
@@ -143,7 +143,7 @@ class Client:
             try:
                 self._ask("GET", "/ready")
                 return
-            except InputError:
+            except DosappError:
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.05)

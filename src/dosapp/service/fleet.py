@@ -26,7 +26,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope
 from torch import Tensor
 
-from dosapp.errors import InputError
+from dosapp.errors import DosappError, InputError
 from dosapp.experiments.ray_cluster import ray_cluster
 from dosapp.learner.learner import Prediction
 from dosapp.runtime.files import lock_folder
@@ -77,7 +77,7 @@ class Serving:
             try:
                 self.service = self._open.enter_context(made())
                 break
-            except (InputError, OSError):
+            except (DosappError, OSError):
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.5)
@@ -124,7 +124,7 @@ class Reading(Serving):
         return await self._forwarded(request)
 
     async def _forwarded(self, request: Request) -> Response:
-        most, body = self.service.settings.body, b""
+        most, body = self.service.settings.max_body, b""
         async for part in request.stream():
             body += part
             if len(body) > most:
@@ -181,10 +181,10 @@ def _bound(fleet: Fleet, canary: Canary | None) -> Any:
     folder, settings = fleet.folder.resolve(), fleet.service
     places = {n: p.resolve() for n in ("canary", "lessons") if (p := getattr(settings, n))}
     settings = settings.model_copy(update=places)  # actors have another working directory
-    usual = {"max_ongoing_requests": settings.requests, "graceful_shutdown_timeout_s": GRACE}
+    usual = {"max_ongoing_requests": settings.max_requests, "graceful_shutdown_timeout_s": GRACE}
     # What waits for a writer that is not there must not take all the readers' places.
-    few = {"max_queued_requests": max(1, settings.requests // 4)}
-    many = {"max_queued_requests": settings.requests}
+    few = {"max_queued_requests": max(1, settings.max_requests // 4)}
+    many = {"max_queued_requests": settings.max_requests}
     writing = serve.deployment(Writing, name="writer", num_replicas=1, **usual, **few)
     reading = serve.deployment(Reading, name="reader", num_replicas=fleet.replicas, **usual, **many)
     return reading.bind(folder, settings, writing.bind(folder, settings, canary))

@@ -88,14 +88,14 @@ class Guard:
 
     def trusts(self, labels: Sequence[str], classes: int) -> bool:
         """Whether a batch may be learned from, by what was answered about it."""
-        return len(labels) > 1 and label_skew(Counter(labels), classes) <= self.settings.skew
+        return len(labels) > 1 and label_skew(Counter(labels), classes) <= self.settings.max_skew
 
     def against_interval(
         self, disagreement: float, before: float | None, after: float | None
     ) -> str | None:
         """Why what was learned from the stream is not to be published."""
         s = self.settings
-        if disagreement > s.disagreement:
+        if disagreement > s.max_disagreement:
             return f"the experts differ on {disagreement:.0%} of the stream"
         if before is not None and after is not None and after < before - s.canary_drop:
             return f"the canary fell from {before:.1f} to {after:.1f} %"

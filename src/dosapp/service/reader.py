@@ -10,12 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dosapp.errors import BusyError
 from dosapp.learner.learner import Learner, Prediction
 from dosapp.service.settings import ServiceSettings
-
-
-class BusyError(Exception):
-    """There is no room for more now; nothing was done."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +54,11 @@ class Reader:
 
     def behind(self) -> bool:
         """More pictures wait than the next batch takes."""
-        return self.waiting > self.settings.batch
+        return self.waiting > self.settings.batch_size
 
     def ask(self, pixels: Tensor, top: int = 5) -> "Future[Answer]":
         with self._counting:
-            if self.waiting + len(pixels) > max(self.settings.queue, len(pixels)):
+            if self.waiting + len(pixels) > max(self.settings.max_queue, len(pixels)):
                 raise BusyError(
                     f"{self.waiting} pictures wait for an answer already; try again later"
                 )
@@ -81,7 +78,7 @@ class Reader:
         while going:
             batch: list[Question] = []
             until = 0.0
-            while sum(len(q.pixels) for q in batch) < self.settings.batch:
+            while sum(len(q.pixels) for q in batch) < self.settings.batch_size:
                 left = max(0.0, until - time.monotonic()) if batch else None
                 try:
                     question = self._questions.get(timeout=left)
@@ -101,7 +98,7 @@ class Reader:
         try:
             pixels, top = torch.cat([q.pixels for q in batch]), max(q.top for q in batch)
             found: list[Prediction] = []
-            for some in pixels.split(self.settings.batch):
+            for some in pixels.split(self.settings.batch_size):
                 found += published.learner.predict(some, top)
         except Exception as error:
             for question in batch:

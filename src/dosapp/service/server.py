@@ -80,8 +80,8 @@ def demo(folder: Path) -> Canary:
     """A learner of ten shapes, if the folder has none yet, and pictures to watch it with."""
     settings: RunSettings = RunSettings.parse(DEMO)
     fresh = not (folder / "learner.json").exists()
-    learner = Learner(LearnerSettings(rivals=True)) if fresh else Learner.open(folder)
-    stream = build_scenario(settings, learner.student.backbone)
+    learner = Learner(LearnerSettings(all_class_negatives=True)) if fresh else Learner.open(folder)
+    stream = build_scenario(settings, learner.student.backbone.preprocess)
     if fresh:
         learner.learn(stream.session(0))
         learner.save(folder, "taught ten shapes for the demo")

@@ -20,23 +20,19 @@ import torch
 from torch import Tensor
 
 from dosapp.data.folder import find_images, make_split
-from dosapp.errors import InputError
+from dosapp.errors import BusyError, DosappError, InputError, ReadOnlyError
 from dosapp.history.history import History
 from dosapp.learner.learner import Learner, load_latest
 from dosapp.runtime.files import lock_folder
 from dosapp.service.audit import Audit
 from dosapp.service.guards import Canary
-from dosapp.service.reader import Answer, BusyError, Published, Reader
+from dosapp.service.reader import Answer, Published, Reader
 from dosapp.service.settings import ServiceSettings, check_learner
 from dosapp.service.tokens import Tokens
 from dosapp.service.uploads import Uploads, class_name
 from dosapp.service.writer import Job, Writer
 
 GLANCE = 0.2  # seconds between two looks of a replica
-
-
-class ReadOnlyError(Exception):
-    """A replica was asked to change something."""
 
 
 class Service:
@@ -144,7 +140,7 @@ class LearningService(Service):
                 "never does, so choose another --adapt for the learner"
             )
         s = self.settings
-        changes = {"gate": s.gate, "skew_aware": s.skew_aware}
+        changes = {"confidence_gate": s.confidence_gate, "skew_aware_ema": s.skew_aware_ema}
         wanted = {name: value for name, value in changes.items() if value is not None}
         learner.settings = learner.settings.model_copy(update=wanted)
         self.history = learner.history(folder)
@@ -250,7 +246,7 @@ class LearningService(Service):
         name = class_name(name)
         with self._turn:
             waiting = self._count()
-            if waiting >= self.settings.queue:
+            if waiting >= self.settings.max_queue:
                 raise BusyError(f"{waiting} corrections wait for a lesson already; start one")
             self._corrections.setdefault(name, []).append(picture)
         self._noted("corrected", {"who": who, "class": name})
@@ -343,7 +339,7 @@ class Replica(Service):
             try:
                 if self.history.acknowledged != self._followed:
                     self.reader.published = self._newest()
-            except (InputError, OSError) as error:  # the writer was in the middle of something
+            except (DosappError, OSError) as error:  # the writer was in the middle of something
                 warnings.warn(f"{error}; looking again", stacklevel=1)
 
     def start(self) -> None:
@@ -390,6 +386,6 @@ def load_canary(place: Path, uploads: Uploads) -> Canary:
     train, test = find_images(place)
     found = train + test
     names = sorted({name for _, name in found})
-    listing = make_split(found, names, place, uploads.prepare)
-    pictures = torch.stack([listing.source.decode(row) for row in range(len(found))])
+    listing = make_split(found, names, place)
+    pictures = torch.stack([uploads.prepare(listing.images.open(row)) for row in range(len(found))])
     return Canary(pictures, [names[n].replace("_", " ") for n in listing.labels])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dosapp.data.base import check_class_names
 from dosapp.data.files import SUFFIXES, list_files, strip_outer_folder
-from dosapp.errors import InputError
+from dosapp.errors import InputError, TooLargeError
 from dosapp.learner.learner import Learner
 from dosapp.service.settings import ServiceSettings
 
@@ -28,14 +28,10 @@ INFLATED = 20  # times the limit of a body that an archive may hold
 M = TypeVar("M")
 
 
-class TooLargeError(InputError):
-    """More than the service takes."""
-
-
 class Uploads:
     def __init__(self, learner: Learner, settings: ServiceSettings) -> None:
         origin = learner.origin  # stays, whatever becomes of this learner
-        self.size, self.prepare = origin.image_size, origin.picture
+        self.size, self.prepare = origin.image_size, origin.preprocess
         self.settings = settings
 
     # One picture
@@ -44,10 +40,10 @@ class Uploads:
         """`uint8 [3, H, W]`. The size is known before a single pixel is decoded."""
         try:
             image = Image.open(io.BytesIO(data), formats=FORMATS)
-            if image.width * image.height > self.settings.pixels:
+            if image.width * image.height > self.settings.max_pixels:
                 raise TooLargeError(
                     f"{name} has {image.width} × {image.height} pixels; at most "
-                    f"{self.settings.pixels:,} are taken"
+                    f"{self.settings.max_pixels:,} are taken"
                 )
             if min(image.size) < 1 or max(image.size) > 100 * min(image.size):
                 raise InputError(f"{name} is {image.width} × {image.height}; give a usual shape")
@@ -67,12 +63,12 @@ class Uploads:
         """`uint8 [n, 3, H, W]`."""
         if not files:
             raise InputError("there is no picture in the request; send at least one")
-        self._check_count(len(files), self.settings.images)
+        self._check_count(len(files), self.settings.max_images)
         return torch.stack([self.picture(data, f"'{name}'") for name, data in files])
 
     def encoded(self, texts: Sequence[str]) -> Tensor:
         """The same from base64, with or without a `data:` beginning."""
-        self._check_count(len(texts), self.settings.images)
+        self._check_count(len(texts), self.settings.max_images)
         files = []
         for n, text in enumerate(texts):
             body = text.partition(",")[2] if text.startswith("data:") else text
@@ -94,7 +90,7 @@ class Uploads:
         wanted = [3, self.size, self.size]
         if len(sizes) != 4 or sizes[1:] != wanted or sizes[0] < 1:
             raise InputError(f"shape is {sizes[:8]}; give [n, 3, {self.size}, {self.size}]")
-        self._check_count(sizes[0], self.settings.images)
+        self._check_count(sizes[0], self.settings.max_images)
         if len(data) != int(np.prod(sizes)) * kinds[kind].itemsize:
             raise InputError(f"the body has {len(data)} bytes, which is not {sizes} of {kind}")
         values = np.frombuffer(data, dtype=kinds[kind]).reshape(sizes)
@@ -111,9 +107,9 @@ class Uploads:
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 members = [m for m in archive.infolist() if _is_picture(m)]
-                self._check_count(len(members), self.settings.lesson_images)
+                self._check_count(len(members), self.settings.max_session_images)
                 total = sum(m.file_size for m in members)
-                if total > INFLATED * self.settings.body:
+                if total > INFLATED * self.settings.max_body:
                     raise TooLargeError(f"the archive holds {total:,} bytes; that is too much")
                 named = _by_class({m.filename: m for m in members})
                 return self._classes(
@@ -128,14 +124,14 @@ class Uploads:
     def _member(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
         """No more than a body may have, whatever the archive says about its size."""
         with archive.open(member) as file:
-            data = file.read(self.settings.body + 1)
-        if len(data) > self.settings.body:
+            data = file.read(self.settings.max_body + 1)
+        if len(data) > self.settings.max_body:
             raise TooLargeError(f"'{member.filename[:80]}' in the archive is too large")
         return data
 
     def folder(self, name: str) -> dict[str, Tensor]:
         """Class folders in a folder below the one set aside for lessons."""
-        root = self.settings.lessons
+        root = self.settings.session_folder
         if root is None:
             raise InputError(
                 "this service has no folder for lessons; start it with --lessons FOLDER"
@@ -149,7 +145,7 @@ class Uploads:
             raise InputError(f"there is no folder '{name[:80]}' among the lessons")
         found = strip_outer_folder(list_files(place))
         pictures = {n: p for n, p in found.items() if p.suffix in SUFFIXES and "/" in n}
-        self._check_count(len(pictures), self.settings.lesson_images)
+        self._check_count(len(pictures), self.settings.max_session_images)
         if any(not p.path.resolve().is_relative_to(root.resolve()) for p in pictures.values()):
             raise InputError(f"'{name[:80]}' has links that lead out of the lessons")
         return self._classes(
@@ -158,7 +154,7 @@ class Uploads:
         )
 
     def lesson(self, name: str, files: Sequence[tuple[str, bytes]]) -> dict[str, Tensor]:
-        self._check_count(len(files), self.settings.lesson_images)
+        self._check_count(len(files), self.settings.max_session_images)
         return self._classes([(name, files)])
 
     def _classes(

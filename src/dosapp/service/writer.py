@@ -22,14 +22,14 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from dosapp.errors import InputError
+from dosapp.errors import BusyError, DivergedError, DosappError, InputError, StorageError
 from dosapp.history.history import History
 from dosapp.history.record import State
 from dosapp.learner.learner import Learner, Prediction
 from dosapp.runtime.files import read_json, write_json
 from dosapp.scenario import Session
 from dosapp.service.guards import Canary, Guard, Signals
-from dosapp.service.reader import BusyError, Published, threads
+from dosapp.service.reader import Published, threads
 from dosapp.service.settings import ServiceSettings
 
 T = TypeVar("T")
@@ -140,7 +140,7 @@ class Writer:
             return 0
         now = time.monotonic()
         with self._turn:
-            room = max(0, self.settings.queue - len(self._stream))
+            room = max(0, self.settings.max_queue - len(self._stream))
             for picture, answer in itertools.islice(zip(pixels, answers, strict=True), room):
                 self._stream.append(StreamSample(picture, answer.label, answer.score, now))
             taken = min(room, len(answers))
@@ -156,14 +156,14 @@ class Writer:
     ) -> Job:
         session = self.learner.session(pictures)
         known = set(self.learner.classes) | set(pictures)
-        if len(known) > self.settings.classes:
+        if len(known) > self.settings.max_classes:
             raise InputError(
-                f"the lesson would make {len(known)} classes; at most {self.settings.classes} "
+                f"the lesson would make {len(known)} classes; at most {self.settings.max_classes} "
                 "are allowed (the setting 'classes')"
             )
         with self._turn:
-            if sum(job.state == "waiting" for job in self.jobs.values()) >= self.settings.jobs:
-                raise BusyError(f"{self.settings.jobs} lessons wait already; try again later")
+            if sum(job.state == "waiting" for job in self.jobs.values()) >= self.settings.max_jobs:
+                raise BusyError(f"{self.settings.max_jobs} lessons wait already; try again later")
             job = Job(list(pictures), len(session.train), who, session, given_back)
             self.ask(lambda: self._teach(job))  # or nobody hears of the job
             self.jobs[job.id] = job
@@ -182,7 +182,7 @@ class Writer:
         def carried_out() -> None:
             try:
                 done.set_result(order())
-            except InputError as error:
+            except DosappError as error:
                 done.set_exception(error)
             except BaseException as error:
                 done.set_exception(error)
@@ -245,7 +245,7 @@ class Writer:
         try:
             write_json(self._place, {"frozen": self.frozen})
             self.unkept = ""
-        except InputError as error:
+        except StorageError as error:
             now = "frozen" if self.frozen else "no longer frozen"
             self.unkept = f"it is {now}, but a restart would not know that: {error}"
             self._changed = time.monotonic()
@@ -254,7 +254,7 @@ class Writer:
         seen = self._measured()
         try:
             number = self._commit(self._now(), reason, {**seen, "who": who})
-        except InputError:
+        except DosappError:
             self._return()
             raise
         self._begin_anew(seen)
@@ -321,7 +321,7 @@ class Writer:
     def _batch(self) -> list[StreamSample] | None:
         """A full batch, or what there is when the first of it has waited long enough; none while
         answers wait."""
-        size, waiting = self.settings.adapt_batch, self._stream
+        size, waiting = self.settings.adapt_batch_size, self._stream
         old = waiting and time.monotonic() - waiting[0].at >= self.settings.adapt_wait
         if (len(waiting) < size and not old) or self.pressed():
             return None
@@ -337,7 +337,7 @@ class Writer:
     def _patience(self) -> float:
         """Seconds until something has to be done although nobody asks."""
         left = [60.0]
-        if len(self._stream) >= self.settings.adapt_batch:  # answers come first
+        if len(self._stream) >= self.settings.adapt_batch_size:  # answers come first
             left.append(BREATH)
         elif self._stream:
             due = self._stream[0].at + self.settings.adapt_wait - time.monotonic()
@@ -361,7 +361,7 @@ class Writer:
         steps = self.learner.student.steps
         try:
             guess = self.learner.adapt(torch.stack([seen.pixels for seen in batch]))
-        except InputError as error:  # it diverged
+        except DivergedError as error:
             self._refuse(str(error))
             return
         if guess is None or self.learner.student.steps == steps:  # the gate kept all or all but one
@@ -395,7 +395,7 @@ class Writer:
         try:
             reason = f"{len(self._owed)} steps on the stream"
             self._commit(self._good, reason, {**seen, "disagreement": _mean(self._owed)})
-        except InputError as error:  # the disk is full: go on, and try again after an interval
+        except StorageError as error:  # go on, and try again after an interval
             self.trouble, self._changed = str(error), time.monotonic()
 
     def _refuse(self, why: str) -> None:
@@ -403,7 +403,7 @@ class Writer:
         self.signals.refused += 1
         self.guard.strikes += 1
         self.watch("refused", {"why": why, "version": self._number})
-        if self.guard.strikes >= self.settings.strikes:
+        if self.guard.strikes >= self.settings.max_refusals:
             self._rest(f"refused {self.guard.strikes} intervals in a row: {why}")
             self.watch("froze", {"why": self.frozen, "version": self._number})
 
@@ -451,7 +451,7 @@ class Writer:
             self._begin_anew(seen)
         except Cancelled:
             self._unteach(job, "cancelled", "given up; nothing has changed")
-        except InputError as error:
+        except DosappError as error:
             self._unteach(job, "failed", str(error))
         except Exception as error:  # the service goes on
             self._unteach(job, "failed", f"{type(error).__name__}: {error}")
@@ -482,10 +482,10 @@ class Writer:
         if "canary" in seen:
             self.signals.canary.append((number, seen["canary"]))
         self._publish(Published(number, self.learner.at(state, learns=False)))
-        if number - self.history.oldest >= self.settings.keep * 5 // 4:
+        if number - self.history.oldest >= self.settings.keep_versions * 5 // 4:
             try:
-                self.history.prune(self.settings.keep)
-            except (InputError, OSError) as error:  # the version stands all the same
+                self.history.prune(self.settings.keep_versions)
+            except (DosappError, OSError) as error:  # the version stands all the same
                 self.trouble = str(error)
         return number
 

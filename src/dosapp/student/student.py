@@ -7,7 +7,7 @@ Twins of the student (teachers, anchors) are made, moved and kept apart here too
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,14 +15,15 @@ from torch.nn.functional import normalize
 
 from dosapp.backbones.base import Backbone, Captions, Expert, Pixels
 from dosapp.data.base import Prompts
-from dosapp.errors import InputError
+from dosapp.errors import DivergedError
 from dosapp.functional.ema import ema_update
 from dosapp.functional.losses import clip_loss
 from dosapp.functional.masks import Mask, Scores, gradient_scores, iter_gradients
 from dosapp.functional.named_tensors import bits_differ, select_prefix
 from dosapp.runtime import distributed
 from dosapp.runtime.rng import torch_rng
-from dosapp.settings import PAPER_RATE
+from dosapp.settings import PAPER_LR
+from dosapp.student.selection import Selection
 from dosapp.student.sparse_parameter import (
     SparseParameter,
     keep_if_few,
@@ -33,26 +34,12 @@ from dosapp.student.sparse_parameter import (
 INITIAL_LOSS_SCALE = 2.0**10  # of losses in float16, at first
 
 
-@dataclass(frozen=True)
-class Selection:
-    """What may move: these weights, inside the mask if there is one, and why if that is known."""
-
-    names: tuple[str, ...] = ()
-    mask: Mask | None = None
-    scores: Scores | None = None
-    rates: Mapping[str, float] = field(default_factory=dict)  # times the learning rate
-
-
-class DivergedError(InputError):
-    """Learning went wrong by itself: the rate was too large."""
-
-
 class Student:
     def __init__(
         self,
         net: Backbone,
         *,
-        lr: float = PAPER_RATE,
+        lr: float = PAPER_LR,
         weight_decay: float = 0.2,
         seed: int = 0,
         half: bool = False,
@@ -235,7 +222,7 @@ class Student:
             groups = [
                 {
                     "params": [e.values],
-                    "usual": self.lr * selection.rates.get(n, 1.0),
+                    "usual": self.lr * selection.lr_scales.get(n, 1.0),
                     "weight_decay": self.weight_decay if n in towers else 0.0,
                 }
                 for n, e in self._parameters.items()

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from dosapp.data.base import Listed, Listing, Prompts
-from dosapp.data.files import FileImages, FileTree, Prepare, list_files
+from dosapp.data.base import Dataset, ImageSource, Prompts, Split
+from dosapp.data.files import FileImages, FileTree, list_files
 from dosapp.data.folder import find_images, make_split
 from dosapp.data.paper_sets.releases import RELEASES, plain
 from dosapp.errors import InputError
@@ -38,7 +38,7 @@ class PaperDataset:
     images: Mapping[str, int]
     hub: Mapping[str, Any]
     classes: Sequence[str]
-    also: Sequence[str] = ()  # the same classes by other names
+    aliases: Sequence[str] = ()  # the same classes by other names
     copies: Sequence[Mapping[str, Any]] = ()  # others than the release: what files they have
 
     @classmethod
@@ -63,7 +63,9 @@ class PaperDataset:
                 )
             return {name: self.classes[number] for name, number in numbers.items()}
         known = {plain(name): name for name in self.classes}
-        known |= {plain(a): b for a, b in zip(self.also, self.classes, strict=bool(self.also))}
+        known |= {
+            plain(a): b for a, b in zip(self.aliases, self.classes, strict=bool(self.aliases))
+        }
         for name in found:
             if plain(name) not in known:
                 raise InputError(f"'{where}' has a class '{name}', which {self.name} does not have")
@@ -72,7 +74,7 @@ class PaperDataset:
     def check_names(self, names: Sequence[str], where: str) -> None:
         """Names that come with numbered folders are the release's, or this is something else."""
         ours = [{plain(name)} for name in self.classes]
-        for n, other in enumerate(self.also):
+        for n, other in enumerate(self.aliases):
             ours[n].add(plain(other))
         differ = [n for n, name in enumerate(names) if n >= len(ours) or plain(name) not in ours[n]]
         if differ:
@@ -84,7 +86,9 @@ class PaperDataset:
                 f"{self.name}"
             )
 
-    def dataset(self, train: Listing, test: Listing, where: str) -> Listed:
+    def dataset(
+        self, train: Split[ImageSource], test: Split[ImageSource], where: str
+    ) -> Dataset[ImageSource]:
         """Settings against the release, with classes in the order in which they are taught."""
         self._check_stranger(train, test, where)
         for split, have in (("train", train), ("test", test)):
@@ -107,15 +111,17 @@ class PaperDataset:
         self._check_list(train, test, where)
         place = {name: n for n, name in enumerate(self.order)}
         taught = np.array([place[name] for name in self.classes])
-        return Listed(
+        return Dataset(
             self.name,
             self.order,
-            Listing(train.source, taught[train.labels]),
-            Listing(test.source, taught[test.labels]),
+            Split(train.images, taught[train.labels]),
+            Split(test.images, taught[test.labels]),
             Prompts(self.caption, tuple(self.templates)),
         )
 
-    def _check_stranger(self, train: Listing, test: Listing, where: str) -> None:
+    def _check_stranger(
+        self, train: Split[ImageSource], test: Split[ImageSource], where: str
+    ) -> None:
         """Numbered folders fit any dataset; a copy we know by its files fits its own."""
         found = file_list(train, test)
         for other in (PaperDataset.named(name) for name in PAPER_DATASETS if name != self.name):
@@ -123,7 +129,7 @@ class PaperDataset:
                 if found == copy["files"]:
                     raise InputError(f"'{where}' is {other.name} ({copy['name']}), not {self.name}")
 
-    def _check_list(self, train: Listing, test: Listing, where: str) -> None:
+    def _check_list(self, train: Split[ImageSource], test: Split[ImageSource], where: str) -> None:
         """Almost a copy we know, or as many pictures but other files: say what differs."""
         files, found = file_list(train, test), class_lists(train, test)
         have = (len(train.labels), len(test.labels))
@@ -152,14 +158,14 @@ class PaperDataset:
 SAID = 3  # differences in one sentence
 
 
-def file_list(train: Listing, test: Listing) -> str:
+def file_list(train: Split[ImageSource], test: Split[ImageSource]) -> str:
     """A checksum of which files have which labels, whatever folders they are in; empty if the
     pictures are not files."""
     lines = _lines(train, test)
     return _checksum([line for _, line in lines])[:16] if lines else ""
 
 
-def class_lists(train: Listing, test: Listing) -> list[str]:
+def class_lists(train: Split[ImageSource], test: Split[ImageSource]) -> list[str]:
     """The same for each class, after its numbers of pictures: `30+20:1f00ba`."""
     lines: dict[int, list[str]] = {}
     for label, line in _lines(train, test):
@@ -168,12 +174,12 @@ def class_lists(train: Listing, test: Listing) -> list[str]:
     return [f"{taught[n]}+{asked[n]}:{_checksum(lines[n])[:6]}" for n in sorted(lines)]
 
 
-def _lines(train: Listing, test: Listing) -> list[tuple[int, str]]:
+def _lines(train: Split[ImageSource], test: Split[ImageSource]) -> list[tuple[int, str]]:
     lines = []
     for split, half in (("train", train), ("test", test)):
-        if not isinstance(half.source, FileImages):
+        if not isinstance(half.images, FileImages):
             return []
-        names = [Path(place.member or place.path).name for place in half.source.places]
+        names = [Path(file.member or file.path).name for file in half.images.files]
         lines += [
             (int(n), f"{split} {n} {name}") for n, name in zip(half.labels, names, strict=True)
         ]
@@ -184,7 +190,7 @@ def _checksum(lines: list[str]) -> str:
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
-def load_local_copy(name: str, place: Path, prepare: Prepare) -> Listed:
+def load_local_copy(name: str, place: Path) -> Dataset[ImageSource]:
     """A local copy: `place` itself, or NAME or NAME.tar in it."""
     known = PaperDataset.named(name)
     if not place.exists():
@@ -195,7 +201,7 @@ def load_local_copy(name: str, place: Path, prepare: Prepare) -> Listed:
             break
     names = list_files(place) if place.is_dir() or place.suffix == ".tar" else {}
     try:
-        released = RELEASES[name](names, known.classes, prepare)
+        released = RELEASES[name](names, known.classes)
     except (KeyError, ValueError, IndexError) as error:
         raise InputError(
             f"'{place}' looks like the release of {name}, but something is missing in it ({error})"
@@ -209,7 +215,7 @@ def load_local_copy(name: str, place: Path, prepare: Prepare) -> Listed:
     root = place if place.is_dir() else place.parent
     classes = list(known.classes)
     taught, asked = (
-        make_split([(picture, said[label]) for picture, label in half], classes, root, prepare)
+        make_split([(picture, said[label]) for picture, label in half], classes, root)
         for half in (train, test)
     )
     return known.dataset(taught, asked, str(place))

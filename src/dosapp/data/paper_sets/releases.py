@@ -13,15 +13,14 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from torch import Tensor
 
-from dosapp.data.base import Listing
-from dosapp.data.files import SUFFIXES, FileRef, FileTree, Prepare
+from dosapp.data.base import ImageSource, Split
+from dosapp.data.files import SUFFIXES, FileRef, FileTree
 from dosapp.data.folder import LabelledFiles, make_split
 from dosapp.errors import InputError
 
-Splits = tuple[Listing, Listing]
-Release = Callable[[FileTree, Sequence[str], Prepare], Splits | None]
+Splits = tuple[Split[ImageSource], Split[ImageSource]]
+Release = Callable[[FileTree, Sequence[str]], Splits | None]
 
 
 def plain(name: str) -> str:
@@ -37,15 +36,13 @@ def _lines(place: FileRef) -> list[str]:
     return [line.strip() for line in place.read().decode().splitlines() if line.strip()]
 
 
-def _parts(
-    halves: Sequence[list[tuple[FileRef, int]]], classes: Sequence[str], prepare: Prepare
-) -> Splits:
+def _parts(halves: Sequence[list[tuple[FileRef, int]]], classes: Sequence[str]) -> Splits:
     labels, made = [str(n) for n in range(len(classes))], []
     for half in halves:
         for place, label in half:
             _check(label, classes, place)
         files: LabelledFiles = [(place, str(label)) for place, label in half]
-        made.append(make_split(files, labels, half[0][0].path.parent, prepare))
+        made.append(make_split(files, labels, half[0][0].path.parent))
     return made[0], made[1]
 
 
@@ -54,7 +51,7 @@ def _check(label: int, classes: Sequence[str], place: FileRef) -> None:
         raise InputError(f"'{place}' has a label beyond the {len(classes)} classes of the release")
 
 
-def aircraft(names: FileTree, classes: Sequence[str], prepare: Prepare) -> Splits | None:
+def aircraft(names: FileTree, classes: Sequence[str]) -> Splits | None:
     """FGVC-Aircraft: `images_variant_{trainval,test}.txt` beside `images/`."""
     lists = [_at(names, f"images_variant_{split}.txt") for split in ("trainval", "test")]
     if None in lists:
@@ -68,10 +65,10 @@ def aircraft(names: FileTree, classes: Sequence[str], prepare: Prepare) -> Split
         if extra := next((name for _, name in pairs if plain(name) not in known), None):
             raise InputError(f"'{place}' has a class '{extra}', which the release does not have")
         halves.append([(images[number], known.index(plain(name))) for number, name in pairs])
-    return _parts(halves, classes, prepare)
+    return _parts(halves, classes)
 
 
-def cub(names: FileTree, classes: Sequence[str], prepare: Prepare) -> Splits | None:
+def cub(names: FileTree, classes: Sequence[str]) -> Splits | None:
     """CUB-200-2011: three lists by picture number."""
     wanted = ("images.txt", "image_class_labels.txt", "train_test_split.txt")
     lists = [_at(names, name) for name in wanted]
@@ -83,10 +80,10 @@ def cub(names: FileTree, classes: Sequence[str], prepare: Prepare) -> Splits | N
     halves: list[list[tuple[FileRef, int]]] = [[], []]
     for number, path in paths.items():
         halves[taught[number] == "0"].append((ends[path], int(labels[number]) - 1))
-    return _parts(halves, classes, prepare)
+    return _parts(halves, classes)
 
 
-def gtsrb(names: FileTree, classes: Sequence[str], prepare: Prepare) -> Splits | None:
+def gtsrb(names: FileTree, classes: Sequence[str]) -> Splits | None:
     """GTSRB: numbered training folders, and a CSV for the final test.
 
     `Training/` (GTSRB-Training_fixed.zip, torchvision's, 26,640 pictures) is the release we hold
@@ -103,10 +100,10 @@ def gtsrb(names: FileTree, classes: Sequence[str], prepare: Prepare) -> Splits |
     fixed = [n for n in folders if "/Training/" in f"/{n}"]
     final = [n for n in folders if "Final_Training/" in n]
     train = [(names[n], int(n.split("/")[-2])) for n in fixed or final or folders]
-    return _parts([train, test], classes, prepare)
+    return _parts([train, test], classes)
 
 
-def cars(names: FileTree, classes: Sequence[str], prepare: Prepare) -> Splits | None:
+def cars(names: FileTree, classes: Sequence[str]) -> Splits | None:
     """Stanford Cars: two MATLAB files of annotations beside `cars_train` and `cars_test`."""
     lists = [_at(names, f"cars_{end}.mat") for end in ("train_annos", "test_annos_withlabels")]
     if None in lists:
@@ -121,10 +118,10 @@ def cars(names: FileTree, classes: Sequence[str], prepare: Prepare) -> Splits | 
         images = {Path(n).name: p for n, p in names.items() if f"/{split}/" in f"/{n}"}
         rows = loadmat(io.BytesIO(place.read()), squeeze_me=True)["annotations"]
         halves.append([(images[str(r["fname"])], int(r["class"]) - 1) for r in rows])
-    return _parts(halves, classes, prepare)
+    return _parts(halves, classes)
 
 
-def cifar100(names: FileTree, classes: Sequence[str], prepare: Prepare) -> Splits | None:
+def cifar100(names: FileTree, classes: Sequence[str]) -> Splits | None:
     """CIFAR-100, the binary version: 1 + 1 + 3072 bytes a picture. (The Python version is a
     pickle, which could execute anything.)"""
     files = [_at(names, f"{split}.bin") for split in ("train", "test")]
@@ -140,8 +137,8 @@ def cifar100(names: FileTree, classes: Sequence[str], prepare: Prepare) -> Split
             raise InputError(f"'{place}' is not CIFAR-100's binary version; its size is {len(raw)}")
         raw = raw.reshape(-1, 3074)  # coarse label, fine label, pixels
         _check(int(raw[:, 1].max(initial=0)), classes, place)
-        source = ArrayImages(raw[:, 2:].reshape(-1, 3, 32, 32), Path(str(place)).stem, prepare)
-        parts.append(Listing(source, raw[:, 1].astype(np.int64)))
+        source = ArrayImages(raw[:, 2:].reshape(-1, 3, 32, 32), Path(str(place)).stem)
+        parts.append(Split(source, raw[:, 1].astype(np.int64)))
     return parts[0], parts[1]
 
 
@@ -151,13 +148,12 @@ class ArrayImages:
 
     pixels: np.ndarray
     title: str
-    prepare: Prepare
 
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def decode(self, row: int) -> Tensor:
-        return self.prepare(Image.fromarray(self.pixels[row].transpose(1, 2, 0)))
+    def open(self, row: int) -> Image.Image:
+        return Image.fromarray(self.pixels[row].transpose(1, 2, 0))
 
     def key(self, row: int) -> str:
         content = hashlib.sha256(self.pixels[row].tobytes()).hexdigest()[:12]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dosapp.data.base import Control, Dataset, Prompts, Split
+from dosapp.data.base import ControlSet, Dataset, ImageArray, Prompts, Split
 from dosapp.data.images import InMemoryImages
 from dosapp.data.synthetic.drawing import Style
 from dosapp.runtime.rng import torch_rng
@@ -51,7 +51,7 @@ class Domain:
     def control_names(self) -> list[str]:
         return self.shuffled[self.benchmark : self.benchmark + self.control]
 
-    def dataset(self, pixels: int, *, train: int = 40, test: int = 40) -> Dataset:
+    def dataset(self, pixels: int, *, train: int = 40, test: int = 40) -> Dataset[ImageArray]:
         """The benchmark with so many pictures per class, the same for every seed of a run."""
         names, control = self.benchmark_names, self.control_names
         return Dataset(
@@ -60,16 +60,16 @@ class Domain:
             train=self._part(names, train, pixels, "train"),
             test=self._part(names, test, pixels, "test"),
             prompts=Prompts(),
-            control=Control(tuple(control), self._part(control, 10, pixels, "control")),
+            control=ControlSet(tuple(control), self._part(control, 10, pixels, "control")),
         )
 
-    def _part(self, names: list[str], count: int, pixels: int, split: str) -> Split:
+    def _part(self, names: list[str], count: int, pixels: int, split: str) -> Split[ImageArray]:
         key = (self.name, split, count, pixels)
         if key not in _DRAWN:
             _DRAWN[key] = self._drawn(names, count, pixels, split)
         return _DRAWN[key]
 
-    def _drawn(self, names: list[str], count: int, pixels: int, split: str) -> Split:
+    def _drawn(self, names: list[str], count: int, pixels: int, split: str) -> Split[ImageArray]:
         labels = np.repeat(np.arange(len(names)), count)
         seed = torch_rng(self.name, split)
         pictures = self.draw([names[i] for i in labels], pixels, self.benchmark_style, seed)
@@ -77,4 +77,6 @@ class Domain:
         return Split(InMemoryImages(pictures, f"{self.name}-{pixels}px-{look}/{split}"), labels)
 
 
-_DRAWN: dict[tuple[str, str, int, int], Split] = {}  # drawing takes seconds, and never differs
+_DRAWN: dict[
+    tuple[str, str, int, int], Split[ImageArray]
+] = {}  # drawing takes seconds, and never differs

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dosapp.errors import InputError
+from dosapp.errors import DosappError, InputError
 from dosapp.experiments.grid import seed_list
 from dosapp.experiments.plan import plan
 from dosapp.experiments.result import Result, check_paired
@@ -51,14 +51,14 @@ class Ledger:
     def _stored(self, settings: RunSettings) -> Result | None:
         try:
             planned = plan(settings)
-        except InputError as error:  # no data or no backbone here: then it has not been run here
+        except DosappError as error:  # no data or no backbone here: then it has not been run here
             self.unread.append(str(error))
             return None
         place = self.store.place(planned) / "result.json"
         if not place.exists():
             return None
         found = Result.read(place)
-        if (found.key, found.stream["hash"]) != (planned.key, planned.stream.hash):
+        if (found.key, found.stream["hash"]) != (planned.key, planned.scenario.hash):
             raise InputError(
                 f"'{place}' is the result of another run ({found.label}); delete it and run again"
             )

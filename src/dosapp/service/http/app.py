@@ -13,7 +13,7 @@ from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as AnyHTTPException
 
-from dosapp.errors import InputError
+from dosapp.errors import BusyError, InputError, ReadOnlyError, TooLargeError
 from dosapp.service.http.requests import RequestHandler, content_type, sentence
 from dosapp.service.http.schemas import (
     CorrectRequest,
@@ -27,10 +27,9 @@ from dosapp.service.http.schemas import (
     RollbackRequest,
     ScoredLabel,
 )
-from dosapp.service.reader import Answer, BusyError
-from dosapp.service.service import ReadOnlyError, Service
+from dosapp.service.reader import Answer
+from dosapp.service.service import Service
 from dosapp.service.tokens import Caller
-from dosapp.service.uploads import TooLargeError
 
 PAGE = Path(__file__).parent / "static" / "index.html"
 T = TypeVar("T")
@@ -125,9 +124,9 @@ def _asking(app: FastAPI, handler: RequestHandler) -> None:
             version=answer.version,
             predictions=[
                 PredictionItem(
-                    label=p.label if p.score >= service.settings.unknown else "unknown",
+                    label=p.label if p.score >= service.settings.unknown_threshold else "unknown",
                     score=p.score,
-                    known=p.score >= service.settings.unknown,
+                    known=p.score >= service.settings.unknown_threshold,
                     top=[ScoredLabel(label=label, score=score) for label, score in p.top],
                 )
                 for p in answer.predictions

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dosapp.service.reader import BusyError
+from dosapp.errors import BusyError
 from dosapp.service.settings import ServiceSettings, is_loopback
 
 CALLERS = 10_000  # whose rate is remembered
@@ -28,7 +28,7 @@ class Limits:
         # Who decodes for an answer never waits for those who decode lessons or wait for the writer.
         self.decoders = ThreadPoolExecutor(4, "decoder")
         self.lesson_decoders = ThreadPoolExecutor(1, "lesson decoder")
-        self.waiters = ThreadPoolExecutor(self.settings.orders, "waiter")
+        self.waiters = ThreadPoolExecutor(self.settings.max_pending, "waiter")
         self.going = 0  # requests
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._turn = threading.Lock()
@@ -53,7 +53,7 @@ class Limits:
     # Rate: a bucket per caller that fills with the allowed rate and holds two seconds of it
 
     def check_rate(self, who: str) -> None:
-        rate = self.settings.rate
+        rate = self.settings.max_rate
         if not rate:
             return
         most, now = max(1.0, 2 * rate), time.monotonic()
@@ -88,7 +88,7 @@ class Limits:
                 return
             headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
             started, seen, status = time.perf_counter(), 0, 500
-            most = self.settings.body
+            most = self.settings.max_body
 
             async def counted() -> Message:
                 nonlocal seen
@@ -111,8 +111,10 @@ class Limits:
             self.going += 1
             try:
                 length = headers.get("content-length", "0")
-                if self.going > self.settings.requests:
-                    busy = refuse(429, f"{self.settings.requests} requests at once are the most")
+                if self.going > self.settings.max_requests:
+                    busy = refuse(
+                        429, f"{self.settings.max_requests} requests at once are the most"
+                    )
                     await busy(scope, receive, watched)
                 elif not length.isdigit():
                     await refuse(400, "the content length is not a number")(scope, receive, watched)

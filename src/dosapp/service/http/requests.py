@@ -11,9 +11,8 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from dosapp.errors import InputError
+from dosapp.errors import BusyError, InputError
 from dosapp.service.http.limits import Limits
-from dosapp.service.reader import BusyError
 from dosapp.service.service import Service
 from dosapp.service.tokens import LOCAL_CALLER, Caller, Role
 
@@ -67,7 +66,7 @@ class RequestHandler:
 
     async def by_waiter(self, call: Callable[..., T], *args: Any) -> T:
         """What may have to wait for the writer to finish a lesson, or for a disk."""
-        if self._waiting >= self.service.settings.orders:
+        if self._waiting >= self.service.settings.max_pending:
             raise BusyError(f"{self._waiting} orders wait for the writer already; try again later")
         self._waiting += 1
         try:
@@ -82,9 +81,9 @@ class RequestHandler:
     async def form(self, request: Request) -> tuple[dict[str, str], Files]:
         """Text fields, and files with their names, all in memory."""
         s = self.service.settings
-        most = max(s.images, s.lesson_images)
+        most = max(s.max_images, s.max_session_images)
         parser = InMemoryParser(
-            request.headers, request.stream(), max_files=most, max_part_size=s.body
+            request.headers, request.stream(), max_files=most, max_part_size=s.max_body
         )
         try:
             data = await parser.parse()

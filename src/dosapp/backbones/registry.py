@@ -1,0 +1,87 @@
+"""Backbones by name, and the learning rates that come with them."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from safetensors import SafetensorError
+
+from dosapp.backbones.clip import CLIPBackbone, import_transformers, read_preprocessing
+from dosapp.errors import InputError, unknown_name
+from dosapp.settings import PAPER_LR, LearnerSettings
+
+HUB_IDS = {
+    "ViT-B-16": "openai/clip-vit-base-patch16",
+    "ViT-B-32": "openai/clip-vit-base-patch32",
+    "ViT-L-14": "openai/clip-vit-large-patch14",
+}
+TINY = Path(__file__).parent / "tiny"
+
+S = TypeVar("S", bound=LearnerSettings)
+
+
+def load_backbone(name: str) -> CLIPBackbone:
+    """Load a CLIP model with its tokenizer and image preprocessing.
+
+    Args:
+        name: `tiny` (embedded), a name of `HUB_IDS` such as `ViT-B-16`, a hub id, or a folder
+            written by `CLIPModel.save_pretrained`.
+
+    Returns:
+        The backbone, on the CPU in float32.
+
+    Raises:
+        InputError: The name is unknown or the model cannot be loaded.
+
+    Example:
+        >>> load_backbone("tiny").image_size
+        32
+    """
+    source = HUB_IDS.get(name.replace("/", "-"), name)
+    folder = TINY if name == "tiny" else Path(source)
+    local = folder.is_dir()
+    if not local and source[:1] in ("/", ".", "~"):
+        raise InputError(
+            f"backbone folder '{name}' does not exist (from '{Path.cwd()}'); give another"
+        )
+    if not local and "/" not in source:
+        raise unknown_name("backbone", name, ["tiny", *HUB_IDS], "dosapp backbones")
+    if local and not (folder / "config.json").exists():
+        raise InputError(
+            f"backbone folder '{name}' has no config.json; it must be a folder written by "
+            "CLIPModel.save_pretrained with its tokenizer and processor"
+        )
+    transformers = import_transformers()
+    where = str(folder) if local else source
+    try:
+        model = transformers.CLIPModel.from_pretrained(where, local_files_only=local)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, local_files_only=local)
+        preprocessing = read_preprocessing(where)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0][:160]
+        raise InputError(
+            f"backbone '{name}' could not be loaded ({reason}); use 'tiny', one of "
+            f"{', '.join(HUB_IDS)} (needs the hub or its cache), or a folder written by "
+            "save_pretrained with its tokenizer and preprocessor_config.json"
+        ) from error
+    return CLIPBackbone(model.float(), tokenizer, preprocessing, name)
+
+
+def resolve_lr(settings: S) -> S:
+    """Write the default learning rate into the settings if none is given.
+
+    The embedded backbone has a rate for each method, chosen by `dosapp tune`; every other backbone
+    has the paper's.
+    """
+    if settings.lr is not None:
+        return settings
+    rates = _tiny_rates() if settings.backbone == "tiny" else {}
+    return settings.model_copy(update={"lr": rates.get(settings.method, PAPER_LR)})
+
+
+@cache
+def _tiny_rates() -> dict[str, float]:
+    tuned: dict[str, Any] = yaml.safe_load((TINY / "rates.yaml").read_text())
+    rates: dict[str, float] = tuned["rates"]
+    return rates
