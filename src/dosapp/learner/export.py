@@ -19,6 +19,7 @@ from dosapp.backbones.base import Expert
 from dosapp.backbones.clip import CLIPBackbone
 from dosapp.errors import InputError, unknown_name
 from dosapp.learner.learner import Learner
+from dosapp.runtime.extras import missing_extra
 
 KINDS = ("pretrained", "onnx")
 
@@ -77,9 +78,7 @@ def _onnx(expert: CLIPBackbone, folder: Path) -> None:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise InputError(
-            f"an ONNX export needs {error.name}; pip install 'dosapp[onnx]'"
-        ) from error
+        raise missing_extra("an ONNX export", "onnx", error) from error
     pixels = torch.rand(2, 3, expert.image_size, expert.image_size)
     # The exporter misses torchvision, which we do without.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)

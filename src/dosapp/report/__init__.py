@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dosapp.errors import InputError
 from dosapp.experiments.result import Result
 from dosapp.report.tables import (
     COLUMNS,
@@ -18,6 +17,7 @@ from dosapp.report.tables import (
     paired,
     rows,
 )
+from dosapp.runtime.extras import missing_extra
 from dosapp.runtime.files import write_bytes
 
 CAPTIONS = {
@@ -45,9 +45,7 @@ def write_report(
 
         from dosapp.report import figures
     except ImportError as error:
-        raise InputError(
-            f"a report with pictures needs {error.name}; pip install 'dosapp[report]'"
-        ) from error
+        raise missing_extra("a report with figures", "report", error) from error
     table = rows(results)
     differences = [] if against is None else [paired(table, against)]
     folder.mkdir(parents=True, exist_ok=True)

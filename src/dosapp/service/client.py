@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dosapp.errors import DosappError, InputError
+from dosapp.runtime.extras import missing_extra
 
 
 class RequestError(DosappError):
@@ -26,9 +27,7 @@ class Client:
         try:
             import httpx2
         except ImportError as error:
-            raise InputError(
-                f"the client needs more packages ({error}); pip install 'dosapp[serve]'"
-            ) from error
+            raise missing_extra("the client", "serve", error) from error
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._errors = httpx2.TransportError
         self._http = httpx2.Client(base_url=url, headers=headers, timeout=timeout)

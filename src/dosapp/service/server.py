@@ -9,6 +9,7 @@ from pathlib import Path
 from dosapp.errors import InputError
 from dosapp.experiments.plan import build_scenario
 from dosapp.learner.learner import Learner
+from dosapp.runtime.extras import missing_extra
 from dosapp.service.guards import Canary
 from dosapp.service.service import open_service
 from dosapp.service.settings import ServiceSettings, check_learner, is_loopback
@@ -50,10 +51,7 @@ def serve(
 
         from dosapp.service.http.app import build_app
     except ImportError as error:
-        extras = "serve,ray" if replicas else "serve"
-        raise InputError(
-            f"serving needs more packages ({error}); pip install 'dosapp[{extras}]'"
-        ) from error
+        raise missing_extra("serving", "serve,ray" if replicas else "serve", error) from error
     _end_politely()  # after uvicorn has had its turn
     with open_service(folder, settings, follow=follow, canary=canary) as service:
         kind = "a replica of " if follow else ""

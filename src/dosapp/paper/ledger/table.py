@@ -13,9 +13,8 @@ from dosapp.experiments.store import Store
 from dosapp.paper.ledger.cells import Cell, value_of
 from dosapp.paper.ledger.verdicts import Verdict, judge_claim
 from dosapp.paper.reproduce import Row, Scale, table
+from dosapp.runtime.extras import missing_extra
 from dosapp.settings import RunSettings
-
-REPORT = "pip install 'dosapp[report]'"
 
 
 class Ledger:
@@ -110,7 +109,7 @@ class Ledger:
             from dosapp.report import figures
             from dosapp.report.tables import rows
         except ImportError as error:
-            self.reasons.append(f"figures need more packages ({error}); {REPORT}")
+            self.reasons.append(str(missing_extra("a figure", "report", error)))
             return
 
         found = rows([r for cell in self.cells() for r in cell.results])
