@@ -12,7 +12,7 @@ from dosapp.errors import InputError
 from dosapp.experiments.costs import estimate
 from dosapp.experiments.grid import run_grid
 from dosapp.experiments.plan import plan
-from dosapp.experiments.ray_cluster import wants_gpu
+from dosapp.experiments.ray_cluster import needs_gpu
 from dosapp.experiments.result import check_paired
 from dosapp.paper.ledger import lost, open_ledgers
 from dosapp.paper.ledger.cells import Cell, value_of
@@ -107,8 +107,8 @@ class TestRuns:
     def test_at_the_papers_scale_a_gpu_is_used_if_there_is_one(self) -> None:
         [one, *_] = runs(["noise"], Scale.named("paper"))
         assert one.device == "auto"
-        assert wants_gpu(one)
-        assert not wants_gpu(RunSettings())
+        assert needs_gpu(one)
+        assert not needs_gpu(RunSettings())
 
     def test_rates_are_of_a_dataset(self) -> None:
         size = Scale.named("real-small")
@@ -158,7 +158,7 @@ class TestTime:
         assert [row["status"] for row in book.times()] == ["not run"] * 3  # nor is it an error
         assert book.unread
         seconds = {"all parameters": [1.0, 1.1], "DoSAPP": [1.0, 1.0], "SPU + RMT": [2.0, 2.0]}
-        images = PaperDataset.named(timed_runs(size)["DoSAPP"].data).images
+        images = PaperDataset.from_name(timed_runs(size)["DoSAPP"].data).images
         tasks = [{"train": images["train"], "test": images["test"] // 2}]
         book.measured = {"seconds": seconds, "backbone": "ViT-B-16", "tasks": tasks}
         assert [row["status"] for row in book.times()] == ["reproduced", "reproduced", "differs"]

@@ -1,7 +1,7 @@
 """Datasets: images, labels, class names and the captions of a class.
 
-A loader returns a `Dataset[ImageSource]`: images as they are stored. `cache_dataset` turns it into a
-`Dataset[ImageArray]`: images at the backbone's size, as bytes.
+A loader returns a `Dataset[ImageSource]`: images as they are stored. `cache_dataset` turns it into
+a `Dataset[ImageArray]`: images at the backbone's size, as bytes.
 """
 
 from collections.abc import Sequence

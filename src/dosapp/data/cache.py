@@ -145,10 +145,11 @@ class CachedImages:
     def _ensure_decoded(self) -> None:
         if self._path.exists():
             return
+        limit = _size_limit()
         with lock_folder(ensure_dir(self.folder), wait=True):
             if not self._path.exists():
                 self._decode_all()
-                evict_least_recently_used(self.folder, keep=self._path)
+                evict_least_recently_used(self.folder, limit, keep=self._path)
 
     def _decode_all(self) -> None:
         for left in self.folder.glob("tmp*.npy"):  # of a process that was killed
@@ -157,7 +158,7 @@ class CachedImages:
         header = {"descr": "|u1", "fortran_order": False, "shape": shape}
         temporary = self.folder / f"tmp{secrets.token_hex(8)}.npy"
         try:
-            # Not through a memory map: on a full disk a write raises, a mapped page ends the process.
+            # No memory map: on a full disk a write raises, but a mapped page ends the process.
             with os.fdopen(create_file(temporary), "wb") as file, _decoding_pool() as pool:
                 np.lib.format.write_array_header_1_0(file, header)
                 for first in range(0, len(self), CHUNK):
@@ -173,14 +174,14 @@ class CachedImages:
             temporary.unlink(missing_ok=True)
 
 
-def evict_least_recently_used(folder: Path, keep: Path) -> None:
-    """Delete the oldest cache files until the folder is within `DOSAPP_CACHE_GB`.
+def evict_least_recently_used(folder: Path, limit: float, keep: Path) -> None:
+    """Delete the least recently used cache files until the folder is within a limit.
 
     Args:
         folder: The cache folder; its lock must be held.
+        limit: Bytes.
         keep: A file that stays, whatever its size.
     """
-    limit = float(os.environ.get("DOSAPP_CACHE_GB") or DEFAULT_GB) * 1e9
     files = sorted(folder.glob("*.npy"), key=lambda path: path.stat().st_mtime)
     total = sum(path.stat().st_size for path in files)
     for path in files:
@@ -190,6 +191,15 @@ def evict_least_recently_used(folder: Path, keep: Path) -> None:
             total -= path.stat().st_size
             path.unlink()
             path.with_suffix(".json").unlink(missing_ok=True)
+
+
+def _size_limit() -> float:
+    """`DOSAPP_CACHE_GB` in bytes."""
+    value = os.environ.get("DOSAPP_CACHE_GB") or DEFAULT_GB
+    try:
+        return float(value) * 1e9
+    except ValueError as error:
+        raise InputError(f"DOSAPP_CACHE_GB is '{value}'; give a number of gigabytes") from error
 
 
 def _decoding_pool() -> ThreadPoolExecutor:

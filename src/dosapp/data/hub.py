@@ -1,4 +1,4 @@
-"""Tables of pictures from the hub, through the `datasets` package: the paper's, or any other."""
+"""Tables of images through the `datasets` package: the paper's from the hub, or any other."""
 
 import hashlib
 import io
@@ -15,108 +15,133 @@ from dosapp.data.files import decode_image
 from dosapp.data.folder import train_test_split
 from dosapp.data.paper_sets.datasets import PaperDataset
 from dosapp.errors import InputError
+from dosapp.runtime.extras import missing_extra
 
-TEST = ("test", "validation", "valid", "val")
-LABELS = ("label", "labels", "fine_label", "class", "category", "target")
+TEST_SPLITS = ("test", "validation", "valid", "val")
+LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "category", "target")
 
 
 def load_from_hub(name: str) -> Dataset[ImageSource]:
-    """One of the paper's, from its pinned place; cached by the library."""
-    known = PaperDataset.named(name)
-    parts = []
-    for split in ("train", "test"):
-        where, part_of = known.hub[split]
-        otherwise = f"{name} is not on this machine: give --data-dir"
-        table = _loaded(where, otherwise, part_of, known.hub.get("revision"))
-        label = known.hub["label"]
-        names = list(getattr(table.features[label], "names", None) or known.classes)
-        said = known.labels(names, where)  # its own order may be another
-        place = np.array([list(known.classes).index(said[name]) for name in names])
-        rows = TableImages.from_table(table, known.hub["image"], part_of)
-        parts.append(Split(rows, place[_labels(table, label, range(len(names)), where)]))
-    return known.dataset(parts[0], parts[1], known.hub["train"][0])
+    """Load one of the paper's datasets from its hub id; the `datasets` package caches it.
+
+    Args:
+        name: One of `PAPER_DATASETS`.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        InputError: The package is not installed or the hub cannot be reached.
+    """
+    paper = PaperDataset.from_name(name)
+    image, label = paper.hub["image"], paper.hub["label"]
+    splits = []
+    for part in ("train", "test"):
+        hub_id, hub_split = paper.hub[part]
+        problem = f"{name} is not on this machine: give --data-dir"
+        table = _load_table(hub_id, problem, hub_split, paper.hub.get("revision"))
+        names = list(getattr(table.features[label], "names", None) or paper.classes)
+        class_of = paper.match_classes(names, hub_id)  # the table may have another order
+        index = np.array([list(paper.classes).index(class_of[name]) for name in names])
+        labels = index[_class_indices(table, label, range(len(names)), hub_id)]
+        splits.append(Split(TableImages.from_table(table, image, hub_split), labels))
+    return paper.build_dataset(splits[0], splits[1], paper.hub["train"][0])
 
 
 def load_table(where: str) -> Dataset[ImageSource]:
-    """Any table with a column of pictures and one of labels: a hub id, or a folder of Parquet."""
-    here = Path(where).exists()
-    tables = _loaded(where, f"'{where}' has no table in it" if here else f"'{where}' is not here")
+    """Load any table with a column of images and one of labels.
+
+    Args:
+        where: A hub id, or a folder of Parquet files.
+
+    Returns:
+        The dataset. Without a test split a third of each class becomes one.
+
+    Raises:
+        InputError: The table cannot be loaded or lacks a column, a split or labels.
+    """
+    is_local = Path(where).exists()
+    problem = f"'{where}' has no table in it" if is_local else f"'{where}' is not a local path"
+    tables = _load_table(where, problem)
     if "train" not in tables:
         raise InputError(f"'{where}' has the splits {', '.join(tables)}, but none named train")
-    train, test = tables["train"], next((tables[n] for n in TEST if n in tables), None)
-    picture, label = _columns(train.features, where)
+    train, test = tables["train"], next((tables[n] for n in TEST_SPLITS if n in tables), None)
+    image, label = _find_columns(train.features, where)
     if test is not None and label not in test.features:
-        raise InputError(f"'{where}' has no column '{label}' in its test split; it cannot be asked")
+        raise InputError(
+            f"'{where}' has no column '{label}' in its test split; evaluation needs labels"
+        )
     names = getattr(train.features[label], "names", None)
-    values: Sequence[Any] = range(len(names)) if names else _values(train, test, label)
+    values: Sequence[Any] = range(len(names)) if names else _distinct_labels(train, test, label)
 
-    def part(table: Any, split: str) -> Split[ImageSource]:
-        labels = _labels(table, label, values, where)
-        return Split(TableImages.from_table(table, picture, split), labels)
+    def make_split(table: Any, split: str) -> Split[ImageSource]:
+        labels = _class_indices(table, label, values, where)
+        return Split(TableImages.from_table(table, image, split), labels)
 
     classes = tuple(str(name).replace("_", " ") for name in names or values)
-    halves = (
-        (part(train, "train"), part(test, "test")) if test else _split_files(part(train, "train"))
-    )
-    return Dataset(Path(where).name, classes, *halves)
+    split = make_split(train, "train")
+    splits = (split, make_split(test, "test")) if test else _split_by_class(split)
+    return Dataset(Path(where).name, classes, *splits)
 
 
-def _values(train: Any, test: Any, label: str) -> list[Any]:
-    """What a label column without names says, in order."""
-    found = {value for table in (train, test) if table for value in table[label]}
-    return sorted(found - {None}, key=lambda value: (str(type(value)), value))
+def _distinct_labels(train: Any, test: Any, label: str) -> list[Any]:
+    """The sorted values of a label column that has no class names."""
+    values = {value for table in (train, test) if table for value in table[label]}
+    return sorted(values - {None}, key=lambda value: (str(type(value)), value))
 
 
-def _labels(table: Any, label: str, values: Sequence[Any], where: str) -> Rows:
-    place = {value: n for n, value in enumerate(values)}
-    given = table[label]
-    strange = next((row for row, value in enumerate(given) if value not in place), None)
-    if strange is not None:
+def _class_indices(table: Any, label: str, values: Sequence[Any], where: str) -> Rows:
+    index = {value: n for n, value in enumerate(values)}
+    labels = table[label]
+    unknown = next((row for row, value in enumerate(labels) if value not in index), None)
+    if unknown is not None:
         raise InputError(
-            f"'{where}' has the label {given[strange]} in row {strange}, which is no class; "
+            f"'{where}' has the label {labels[unknown]} in row {unknown}, which is no class; "
             "a split without labels cannot be used"
         )
-    return np.array([place[value] for value in given], dtype=np.int64)
+    return np.array([index[value] for value in labels], dtype=np.int64)
 
 
-def _split_files(part: Split[ImageSource]) -> tuple[Split[ImageSource], Split[ImageSource]]:
-    column: Any = part.images
-    train, test = train_test_split([str(label) for label in part.labels])
-    asked = replace(column.subset(test), split="the test third")
-    return Split(column.subset(train), part.labels[train]), Split(asked, part.labels[test])
+def _split_by_class(split: Split[ImageSource]) -> tuple[Split[ImageSource], Split[ImageSource]]:
+    images: Any = split.images
+    train, test = train_test_split([str(label) for label in split.labels])
+    test_images = replace(images.subset(test), split="the test third")  # part of the images' keys
+    return Split(images.subset(train), split.labels[train]), Split(test_images, split.labels[test])
 
 
-def _loaded(
-    where: str, otherwise: str, split: str | None = None, revision: str | None = None
+def _load_table(
+    where: str, problem: str, split: str | None = None, revision: str | None = None
 ) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise InputError(
-            f"{otherwise}; tables and the hub need pip install 'dosapp[hub]' ({where})"
-        ) from error
+        what = f"{problem}; reading '{where}' as a table or from the hub"
+        raise missing_extra(what, "hub", error) from error
     try:
         return datasets.load_dataset(where, split=split, revision=revision)
-    except Exception as error:  # the library raises many kinds
+    except Exception as error:  # the library raises many types
         first = str(error).partition("\n")[0]
-        who = "the table cannot be read" if Path(where).exists() else "the hub did not give it"
-        raise InputError(f"{otherwise}, and {who} ({where}: {first})") from error
+        is_local = Path(where).exists()
+        reason = "the table cannot be read" if is_local else "the hub did not provide it"
+        raise InputError(f"{problem}, and {reason} ({where}: {first})") from error
 
 
-def _columns(features: Any, where: str) -> tuple[str, str]:
-    kinds = {name: type(kind).__name__ for name, kind in features.items()}
-    picture = next((name for name, kind in kinds.items() if kind == "Image"), None)
-    classes = [name for name, kind in kinds.items() if kind == "ClassLabel"]
-    label = next((n for n in (*classes, *LABELS) if n in kinds and n != picture), None)
-    if picture is None or label is None:
-        missing = "pictures" if picture is None else f"labels (like {', '.join(LABELS)})"
-        raise InputError(f"'{where}' has the columns {', '.join(kinds)}, but none with {missing}")
-    return picture, label
+def _find_columns(features: Any, where: str) -> tuple[str, str]:
+    """The names of the image and the label column."""
+    types = {name: type(feature).__name__ for name, feature in features.items()}
+    image = next((name for name, kind in types.items() if kind == "Image"), None)
+    class_labels = [name for name, kind in types.items() if kind == "ClassLabel"]
+    candidates = (*class_labels, *LABEL_COLUMNS)
+    label = next((name for name in candidates if name in types and name != image), None)
+    if image is None or label is None:
+        missing = "images" if image is None else f"labels (like {', '.join(LABEL_COLUMNS)})"
+        raise InputError(f"'{where}' has the columns {', '.join(types)}, but none with {missing}")
+    return image, label
 
 
 @dataclass(frozen=True)
 class TableImages:
-    """The pictures of a table of the `datasets` library, as the bytes they came in."""
+    """The images of a table of the `datasets` package, encoded as they are stored."""
 
     table: Any
     column: str
@@ -124,27 +149,26 @@ class TableImages:
 
     @classmethod
     def from_table(cls, table: Any, column: str, split: str) -> "TableImages":
-        kind = replace(table.features[column], decode=False)
-        return cls(table.cast_column(column, kind), column, split)
+        """Read a column as encoded bytes."""
+        feature = replace(table.features[column], decode=False)
+        return cls(table.cast_column(column, feature), column, split)
 
     def __len__(self) -> int:
         return len(self.table)
 
     def open(self, row: int) -> Image.Image:
-        return decode_image(lambda: Image.open(io.BytesIO(self._bytes(row))), self._at(row))
+        where = f"row {row} of {self.split}"
+        return decode_image(lambda: Image.open(io.BytesIO(self._read_bytes(row))), where)
 
-    def _bytes(self, row: int) -> bytes:
+    def _read_bytes(self, row: int) -> bytes:
         cell = self.table[row][self.column]
         if cell is None:
             raise ValueError("it is empty")
         return Path(cell["path"]).read_bytes() if cell["bytes"] is None else bytes(cell["bytes"])
 
-    def _at(self, row: int) -> str:
-        return f"row {row} of {self.split}"
-
     def key(self, row: int) -> str:
-        """What is in it, so that a table that was moved or copied has the same pictures."""
-        return f"{self.split}/{row}:{hashlib.sha256(self._bytes(row)).hexdigest()[:12]}"
+        """Row and content, so that a table that was copied has the same keys."""
+        return f"{self.split}/{row}:{hashlib.sha256(self._read_bytes(row)).hexdigest()[:12]}"
 
     def identity(self) -> list[str]:
         return [self.split, self.column, self.table._fingerprint]

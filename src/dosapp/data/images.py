@@ -1,4 +1,4 @@
-"""Selected images of one or several arrays, in a fixed order: what a learner and an evaluator read."""
+"""Images of one or several arrays in a fixed order, as a learner and an evaluator read them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace

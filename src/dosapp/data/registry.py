@@ -52,8 +52,8 @@ def load_dataset(
         'bar'
     """
     if name in SYNTHETIC:
-        sizes = {"train": train_images or 40, "test": test_images or 40}
-        return SYNTHETIC[name].dataset(preprocess.image_size, **sizes)
+        sizes = (preprocess.image_size, train_images or 40, test_images or 40)
+        return SYNTHETIC[name].draw_dataset(*sizes)
     return cache_dataset(_open_dataset(name, data_dir), preprocess, skip_bad)
 
 

@@ -1,8 +1,8 @@
-"""The paper's five datasets, by name: class names, orders and prompts are files in `sets/`.
+"""The paper's five datasets by name; class names, orders and prompts are YAML files in this folder.
 
-ImageArray come from a local copy (`--data-dir`: the official release, class folders, or a tar of
-them) or, without one, from the hub through the `datasets` package. What is found is held to what
-the release has: other classes are an error, another number of pictures is a note.
+Images come from a local copy (`--data-dir`: the official release, class folders, or a tar of them)
+or, without one, from the hub through the `datasets` package. Data with other classes than the
+release is an error; another number of images is a warning.
 """
 
 import hashlib
@@ -21,229 +21,273 @@ import yaml
 from dosapp.data.base import Dataset, ImageSource, Prompts, Split
 from dosapp.data.files import FileImages, FileTree, list_files
 from dosapp.data.folder import find_images, make_split
-from dosapp.data.paper_sets.releases import RELEASES, plain
+from dosapp.data.paper_sets.releases import READERS, normalize_name
 from dosapp.errors import InputError
 
-SETS = Path(__file__).parent
-PAPER_DATASETS = tuple(sorted(file.stem for file in SETS.glob("*.yaml")))
+FOLDER = Path(__file__).parent
+PAPER_DATASETS = tuple(sorted(file.stem for file in FOLDER.glob("*.yaml")))
+MAX_LISTED = 3  # classes named in one message
 
 
 @dataclass(frozen=True)
 class PaperDataset:
+    """What is known of a dataset before any image is read.
+
+    Example:
+        >>> len(PaperDataset.from_name("gtsrb").classes)
+        43
+    """
+
     name: str
     description: str
-    shuffle: int
-    caption: str
-    templates: Sequence[str]
-    images: Mapping[str, int]
+    order_seed: int
+    train_template: str
+    evaluation_templates: Sequence[str]
+    images: Mapping[str, int]  # split → number of images in the official release
     hub: Mapping[str, Any]
-    classes: Sequence[str]
-    aliases: Sequence[str] = ()  # the same classes by other names
-    copies: Sequence[Mapping[str, Any]] = ()  # others than the release: what files they have
+    classes: Sequence[str]  # in the label order of the release
+    aliases: Sequence[str] = ()  # other names of the classes, in the same order
+    copies: Sequence[Mapping[str, Any]] = ()  # known copies other than the release
 
     @classmethod
-    def named(cls, name: str) -> "PaperDataset":
-        return cls(name, **yaml.safe_load((SETS / f"{name}.yaml").read_text()))
+    def from_name(cls, name: str) -> "PaperDataset":
+        """Read the description of one of `PAPER_DATASETS`."""
+        return cls(name, **yaml.safe_load((FOLDER / f"{name}.yaml").read_text()))
 
     @property
     def order(self) -> tuple[str, ...]:
-        """Class names in the order in which they are taught, the same for every seed."""
+        """Class names in the order in which they are learned, the same for every seed."""
         names = list(self.classes)
-        random.Random(self.shuffle).shuffle(names)
+        random.Random(self.order_seed).shuffle(names)
         return tuple(names)
 
-    def labels(self, found: Sequence[str], where: str) -> dict[str, str]:
-        """Folder or file names → class names: by number, by name, or by the release's own name."""
-        if all(re.fullmatch(r"\d+", name) for name in found):
-            numbers = {name: int(name) for name in found}
-            wrong = next((n for n, i in numbers.items() if i >= len(self.classes)), None)
+    def match_classes(self, names: Sequence[str], where: str) -> dict[str, str]:
+        """Map folder or file names to class names: by number, by name or by alias.
+
+        Raises:
+            InputError: A name belongs to no class; `where` tells its origin.
+        """
+        if all(re.fullmatch(r"\d+", name) for name in names):
+            numbers = {name: int(name) for name in names}
+            wrong = next((name for name, n in numbers.items() if n >= len(self.classes)), None)
             if wrong is not None:
                 raise InputError(
                     f"'{where}' has a class '{wrong}'; {self.name} has {len(self.classes)}"
                 )
             return {name: self.classes[number] for name, number in numbers.items()}
-        known = {plain(name): name for name in self.classes}
-        known |= {
-            plain(a): b for a, b in zip(self.aliases, self.classes, strict=bool(self.aliases))
-        }
-        for name in found:
-            if plain(name) not in known:
+        by_name = {normalize_name(name): name for name in self.classes}
+        pairs = zip(self.aliases, self.classes, strict=bool(self.aliases))
+        by_name |= {normalize_name(alias): name for alias, name in pairs}
+        for name in names:
+            if normalize_name(name) not in by_name:
                 raise InputError(f"'{where}' has a class '{name}', which {self.name} does not have")
-        return {name: known[plain(name)] for name in found}
+        return {name: by_name[normalize_name(name)] for name in names}
 
     def check_names(self, names: Sequence[str], where: str) -> None:
-        """Names that come with numbered folders are the release's, or this is something else."""
-        ours = [{plain(name)} for name in self.classes]
-        for n, other in enumerate(self.aliases):
-            ours[n].add(plain(other))
-        differ = [n for n, name in enumerate(names) if n >= len(ours) or plain(name) not in ours[n]]
-        if differ:
-            n = differ[0]
-            here = f"'{self.classes[n]}'" if n < len(ours) else "not there"
+        """Raise an `InputError` if names that came with numbered folders are not the release's."""
+        expected = [{normalize_name(name)} for name in self.classes]
+        for n, alias in enumerate(self.aliases):
+            expected[n].add(normalize_name(alias))
+        differing = [
+            n
+            for n, name in enumerate(names)
+            if n >= len(expected) or normalize_name(name) not in expected[n]
+        ]
+        if differing:
+            n = differing[0]
+            own = f"'{self.classes[n]}'" if n < len(expected) else "missing"
             raise InputError(
-                f"'{where}' is not {self.name}: {len(differ)} of its {len(names)} classes differ, "
-                f"for example class {n} is '{names[n]}' in its classes.json and {here} in "
+                f"'{where}' is not {self.name}: {len(differing)} of its {len(names)} classes "
+                f"differ, for example class {n} is '{names[n]}' in its classes.json and {own} in "
                 f"{self.name}"
             )
 
-    def dataset(
+    def build_dataset(
         self, train: Split[ImageSource], test: Split[ImageSource], where: str
     ) -> Dataset[ImageSource]:
-        """Settings against the release, with classes in the order in which they are taught."""
-        self._check_stranger(train, test, where)
-        for split, have in (("train", train), ("test", test)):
-            counts = np.bincount(have.labels, minlength=len(self.classes))
-            missing = [f"'{name}'" for name, n in zip(self.classes, counts, strict=True) if not n]
-            if missing:
-                more = f" and {len(missing) - SAID} more" if len(missing) > SAID else ""
-                raise InputError(
-                    f"'{where}' has no {split} pictures of {len(missing)} of {self.name}'s "
-                    f"{len(self.classes)} classes: {', '.join(missing[:SAID])}{more}"
-                )
-            if len(have.labels) != self.images[split]:
-                fewest = self.classes[int(counts.argmin())]
-                warnings.warn(
-                    f"'{where}' has {len(have.labels)} {split} pictures (the fewest, "
-                    f"{counts.min()}, of '{fewest}') and the release of {self.name} has "
-                    f"{self.images[split]}; results cannot be compared with published ones",
-                    stacklevel=3,
-                )
-        self._check_list(train, test, where)
-        place = {name: n for n, name in enumerate(self.order)}
-        taught = np.array([place[name] for name in self.classes])
+        """Compare two splits with the release and order their classes as they are learned.
+
+        Args:
+            train: Training images; labels are indices of `classes`.
+            test: Test images.
+            where: Where the images come from, for messages.
+
+        Returns:
+            The dataset.
+
+        Raises:
+            InputError: A class has no images, or the files are those of another dataset.
+        """
+        self._check_other_datasets(train, test, where)
+        for name, split in (("train", train), ("test", test)):
+            self._check_counts(name, split, where)
+        self._compare_with_copies(train, test, where)
+        index = {name: n for n, name in enumerate(self.order)}
+        learned = np.array([index[name] for name in self.classes])  # release label → class index
         return Dataset(
             self.name,
             self.order,
-            Split(train.images, taught[train.labels]),
-            Split(test.images, taught[test.labels]),
-            Prompts(self.caption, tuple(self.templates)),
+            Split(train.images, learned[train.labels]),
+            Split(test.images, learned[test.labels]),
+            Prompts(self.train_template, tuple(self.evaluation_templates)),
         )
 
-    def _check_stranger(
+    def _check_counts(self, name: str, split: Split[ImageSource], where: str) -> None:
+        counts = np.bincount(split.labels, minlength=len(self.classes))
+        missing = [f"'{self.classes[n]}'" for n in np.flatnonzero(counts == 0).tolist()]
+        if missing:
+            more = f" and {len(missing) - MAX_LISTED} more" if len(missing) > MAX_LISTED else ""
+            raise InputError(
+                f"'{where}' has no {name} images of {len(missing)} of {self.name}'s "
+                f"{len(self.classes)} classes: {', '.join(missing[:MAX_LISTED])}{more}"
+            )
+        if len(split.labels) != self.images[name]:
+            smallest = self.classes[int(counts.argmin())]
+            warnings.warn(
+                f"'{where}' has {len(split.labels)} {name} images (the fewest, "
+                f"{counts.min()}, of '{smallest}') and the release of {self.name} has "
+                f"{self.images[name]}; results cannot be compared with published ones",
+                stacklevel=4,
+            )
+
+    def _check_other_datasets(
         self, train: Split[ImageSource], test: Split[ImageSource], where: str
     ) -> None:
-        """Numbered folders fit any dataset; a copy we know by its files fits its own."""
-        found = file_list(train, test)
-        for other in (PaperDataset.named(name) for name in PAPER_DATASETS if name != self.name):
-            for copy in other.copies:
-                if found == copy["files"]:
-                    raise InputError(f"'{where}' is {other.name} ({copy['name']}), not {self.name}")
+        """Refuse a known copy of another dataset: numbered folders fit every dataset."""
+        checksum = hash_file_names(train, test)
+        for name in PAPER_DATASETS:
+            for copy in PaperDataset.from_name(name).copies if name != self.name else ():
+                if checksum == copy["files"]:
+                    raise InputError(f"'{where}' is {name} ({copy['name']}), not {self.name}")
 
-    def _check_list(self, train: Split[ImageSource], test: Split[ImageSource], where: str) -> None:
-        """Almost a copy we know, or as many pictures but other files: say what differs."""
-        files, found = file_list(train, test), class_lists(train, test)
-        have = (len(train.labels), len(test.labels))
+    def _compare_with_copies(
+        self, train: Split[ImageSource], test: Split[ImageSource], where: str
+    ) -> None:
+        """Warn about data that resembles a known copy but differs from it in some classes."""
+        checksum, classes = hash_file_names(train, test), hash_class_files(train, test)
+        sizes = (len(train.labels), len(test.labels))
         for copy in self.copies:
-            if files in ("", copy["files"]):
+            if checksum in ("", copy["files"]):
                 continue
-            known = copy["each"].split()
-            differ = [
-                n for n, pair in enumerate(zip(found, known, strict=False)) if len({*pair}) > 1
-            ]
-            if have == (copy["train"], copy["test"]) or len(differ) <= len(known) / 2:
-                said = [self._differs(n, found[n], known[n]) for n in differ[:SAID]]
-                more = f", and {len(differ) - SAID} more classes" if len(differ) > SAID else ""
+            known = copy["per_class"].split()
+            pairs = enumerate(zip(classes, known, strict=False))
+            differing = [n for n, (own, expected) in pairs if own != expected]
+            if sizes == (copy["train"], copy["test"]) or len(differing) <= len(known) / 2:
+                listed = [
+                    self._describe_difference(n, classes[n], known[n])
+                    for n in differing[:MAX_LISTED]
+                ]
+                rest = len(differing) - MAX_LISTED
+                more = f", and {rest} more classes" if rest > 0 else ""
                 warnings.warn(
-                    f"'{where}' is not quite {copy['name']}: {', '.join(said)}{more}", stacklevel=4
+                    f"'{where}' is not quite {copy['name']}: {', '.join(listed)}{more}",
+                    stacklevel=4,
                 )
 
-    def _differs(self, number: int, found: str, known: str) -> str:
-        have, want = (text.partition(":")[0].split("+") for text in (found, known))
-        name = f"class '{self.classes[number]}' has"
-        if have == want:
+    def _describe_difference(self, n: int, own: str, expected: str) -> str:
+        counts, known = (text.partition(":")[0].split("+") for text in (own, expected))
+        name = f"class '{self.classes[n]}' has"
+        if counts == known:
             return f"{name} other files"
-        return f"{name} {have[0]} train and {have[1]} test pictures, not {want[0]} and {want[1]}"
+        return (
+            f"{name} {counts[0]} train and {counts[1]} test images, not {known[0]} and {known[1]}"
+        )
 
 
-SAID = 3  # differences in one sentence
+def hash_file_names(train: Split[ImageSource], test: Split[ImageSource]) -> str:
+    """Hash all file names with their labels, without their folders; empty without files."""
+    lines = _list_file_names(train, test)
+    return _hash_lines([line for _, line in lines])[:16] if lines else ""
 
 
-def file_list(train: Split[ImageSource], test: Split[ImageSource]) -> str:
-    """A checksum of which files have which labels, whatever folders they are in; empty if the
-    pictures are not files."""
-    lines = _lines(train, test)
-    return _checksum([line for _, line in lines])[:16] if lines else ""
-
-
-def class_lists(train: Split[ImageSource], test: Split[ImageSource]) -> list[str]:
-    """The same for each class, after its numbers of pictures: `30+20:1f00ba`."""
+def hash_class_files(train: Split[ImageSource], test: Split[ImageSource]) -> list[str]:
+    """The same for each class, after its numbers of images: `30+20:1f00ba`."""
     lines: dict[int, list[str]] = {}
-    for label, line in _lines(train, test):
+    for label, line in _list_file_names(train, test):
         lines.setdefault(label, []).append(line)
-    taught, asked = (np.bincount(half.labels) for half in (train, test))
-    return [f"{taught[n]}+{asked[n]}:{_checksum(lines[n])[:6]}" for n in sorted(lines)]
+    train_counts, test_counts = (np.bincount(split.labels) for split in (train, test))
+    return [
+        f"{train_counts[n]}+{test_counts[n]}:{_hash_lines(lines[n])[:6]}" for n in sorted(lines)
+    ]
 
 
-def _lines(train: Split[ImageSource], test: Split[ImageSource]) -> list[tuple[int, str]]:
+def _list_file_names(train: Split[ImageSource], test: Split[ImageSource]) -> list[tuple[int, str]]:
     lines = []
-    for split, half in (("train", train), ("test", test)):
-        if not isinstance(half.images, FileImages):
+    for part, split in (("train", train), ("test", test)):
+        if not isinstance(split.images, FileImages):
             return []
-        names = [Path(file.member or file.path).name for file in half.images.files]
-        lines += [
-            (int(n), f"{split} {n} {name}") for n, name in zip(half.labels, names, strict=True)
-        ]
+        names = [Path(file.member or file.path).name for file in split.images.files]
+        pairs = zip(split.labels, names, strict=True)
+        lines += [(int(label), f"{part} {label} {name}") for label, name in pairs]
     return lines
 
 
-def _checksum(lines: list[str]) -> str:
+def _hash_lines(lines: list[str]) -> str:
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
-def load_local_copy(name: str, place: Path) -> Dataset[ImageSource]:
-    """A local copy: `place` itself, or NAME or NAME.tar in it."""
-    known = PaperDataset.named(name)
-    if not place.exists():
-        raise InputError(f"data folder '{place}' does not exist; --data-dir takes a copy of {name}")
-    for inside in (place / f"{name}.tar", place / name):
-        if inside.exists():
-            place = inside
-            break
-    names = list_files(place) if place.is_dir() or place.suffix == ".tar" else {}
+def load_local_copy(name: str, path: Path) -> Dataset[ImageSource]:
+    """Load one of the paper's datasets from disk.
+
+    Args:
+        name: One of `PAPER_DATASETS`.
+        path: The copy, or a folder that holds NAME or NAME.tar.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        InputError: The copy is missing, incomplete, or of another dataset.
+    """
+    paper = PaperDataset.from_name(name)
+    if not path.exists():
+        raise InputError(f"data folder '{path}' does not exist; --data-dir takes a copy of {name}")
+    path = next((p for p in (path / f"{name}.tar", path / name) if p.exists()), path)
+    files = list_files(path) if path.is_dir() or path.suffix == ".tar" else {}
     try:
-        released = RELEASES[name](names, known.classes)
+        release = READERS[name](files, paper.classes)
     except (KeyError, ValueError, IndexError) as error:
         raise InputError(
-            f"'{place}' looks like the release of {name}, but something is missing in it ({error})"
+            f"'{path}' looks like the release of {name}, but something is missing in it ({error})"
         ) from error
-    if released is not None:
-        return known.dataset(*released, str(place))
-    train, test = find_images(place)
-    if (given := class_names(names)) is not None:
-        known.check_names(given, str(place))
-    said = known.labels(sorted({label for _, label in train + test}), str(place))
-    root = place if place.is_dir() else place.parent
-    classes = list(known.classes)
-    taught, asked = (
-        make_split([(picture, said[label]) for picture, label in half], classes, root)
-        for half in (train, test)
+    if release is not None:
+        return paper.build_dataset(*release, str(path))
+    train_files, test_files = find_images(path)
+    if (names := read_class_names(files)) is not None:
+        paper.check_names(names, str(path))
+    labels = sorted({label for _, label in train_files + test_files})
+    class_of = paper.match_classes(labels, str(path))
+    root = path if path.is_dir() else path.parent
+    train, test = (
+        make_split([(file, class_of[label]) for file, label in part], paper.classes, root)
+        for part in (train_files, test_files)
     )
-    return known.dataset(taught, asked, str(place))
+    return paper.build_dataset(train, test, str(path))
 
 
-def class_names(names: FileTree) -> list[str] | None:
-    """Of a `classes.json` that came with the pictures: names in label order."""
-    file = next((p for n, p in names.items() if Path(n).name == "classes.json"), None)
+def read_class_names(files: FileTree) -> list[str] | None:
+    """Class names in label order from a `classes.json` among the files; None without one."""
+    file = next((file for name, file in files.items() if Path(name).name == "classes.json"), None)
     if file is None:
         return None
     try:
-        said = json.loads(file.read())
+        names = json.loads(file.read())
     except ValueError as error:
         raise InputError(f"'{file}' is not JSON ({error})") from error
-    if not isinstance(said, list) or not all(isinstance(name, str) for name in said):
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InputError(f"'{file}' is not a list of class names in label order")
-    return said
+    return names
 
 
 def describe_datasets() -> dict[str, dict[str, Any]]:
-    """For `dosapp datasets`."""
-    found = {}
-    for name in PAPER_DATASETS:
-        known = PaperDataset.named(name)
-        found[name] = {
-            "classes": len(known.classes),
-            "idea": known.description,
-            "images": dict(known.images),
-            "hub": dict(known.hub),
+    """Describe the paper's datasets for `dosapp datasets`."""
+    papers = [PaperDataset.from_name(name) for name in PAPER_DATASETS]
+    return {
+        paper.name: {
+            "classes": len(paper.classes),
+            "idea": paper.description,
+            "images": dict(paper.images),
+            "hub": dict(paper.hub),
         }
-    return found
+        for paper in papers
+    }

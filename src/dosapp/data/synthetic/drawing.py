@@ -1,7 +1,7 @@
-"""ImageArray from formulas: outlines as signed distances, textures as waves, then light and noise.
+"""Images from formulas: outlines as signed distances, textures as waves, then light and noise.
 
-Everything works on a batch: `u` and `v` are `[N, H, W]` coordinates in the frame of the figure
-(the figure fills the unit disc), and an outline is negative inside, positive outside.
+Everything works on a batch. `u` and `v` are `[N, H, W]` coordinates in the frame of the figure,
+which fills the unit disc; an outline is negative inside and positive outside.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from dosapp.data.preprocess import to_bytes
 
 Outline = Callable[[Tensor, Tensor], Tensor]
 
@@ -28,15 +30,17 @@ RGB: Mapping[str, tuple[float, float, float]] = {
 
 
 def disc(u: Tensor, v: Tensor, radius: float = 0.9) -> Tensor:
+    """Disc."""
     return (u.square() + v.square()).sqrt() - radius
 
 
 def box(u: Tensor, v: Tensor, width: float = 0.75, height: float = 0.75) -> Tensor:
+    """Rectangle; width and height are those of its half."""
     return torch.maximum(u.abs() - width, v.abs() - height)
 
 
 def polygon(u: Tensor, v: Tensor, sides: int, radius: float = 0.7) -> Tensor:
-    """Regular polygon by its apothem, one corner pointing up."""
+    """Regular polygon; `radius` is its apothem, one corner points up."""
     sector = 2 * torch.pi / sides
     angle = torch.atan2(u, -v) + torch.pi / sides
     folded = torch.remainder(angle, sector) - sector / 2
@@ -44,107 +48,111 @@ def polygon(u: Tensor, v: Tensor, sides: int, radius: float = 0.7) -> Tensor:
 
 
 def star(u: Tensor, v: Tensor) -> Tensor:
+    """Star with five points."""
     angle = torch.atan2(u, -v)
     return (u.square() + v.square()).sqrt() - (0.68 + 0.3 * (5 * angle).cos())
 
 
 def cross(u: Tensor, v: Tensor) -> Tensor:
+    """Cross of two bars."""
     return torch.minimum(box(u, v, 0.95, 0.3), box(u, v, 0.3, 0.95))
 
 
 def ring(u: Tensor, v: Tensor) -> Tensor:
+    """Ring."""
     return disc(u, v, 0.7).abs() - 0.22
 
 
 def crescent(u: Tensor, v: Tensor) -> Tensor:
+    """Disc without a second disc at its side."""
     return torch.maximum(disc(u, v, 0.95), -disc(u - 0.5, v, 0.75))
 
 
 def heart(u: Tensor, v: Tensor) -> Tensor:
+    """Two discs above a point."""
     lobes = torch.minimum(disc(u - 0.42, v + 0.32, 0.5), disc(u + 0.42, v + 0.32, 0.5))
     point = torch.maximum(u.abs() + v - 0.9, -v - 0.32)
     return torch.minimum(lobes, point)
 
 
 def arrow(u: Tensor, v: Tensor) -> Tensor:
-    """Points up."""
+    """Arrow that points up."""
     head = torch.maximum(u.abs() - (v + 0.95) * 0.8, v)
     shaft = box(u, v - 0.45, 0.25, 0.5)
     return torch.minimum(head, shaft)
 
 
 def bar(u: Tensor, v: Tensor) -> Tensor:
+    """Horizontal bar."""
     return box(u, v, 0.95, 0.35)
 
 
 @dataclass(frozen=True)
 class Style:
-    """How a domain looks: its light, its blur of detail and its dirt."""
+    """How a domain is rendered. Pairs are ranges: one value is drawn from them for each image."""
 
-    noise: tuple[float, float] = (0.0, 0.15)  # Gaussian, drawn per picture in this range
+    noise: tuple[float, float] = (0.0, 0.15)  # standard deviation of Gaussian noise
     contrast: tuple[float, float] = (0.7, 1.0)
-    light: tuple[float, float, float] = (1.0, 1.0, 1.0)  # colour of the lamp
-    size: tuple[float, float] = (0.30, 0.46)  # radius as a share of the picture
-    turn: float = 0.35  # largest rotation, radians
-    clutter: float = 0.0  # strength of a random wave over the whole picture
+    light: tuple[float, float, float] = (1.0, 1.0, 1.0)  # colour of the light, RGB
+    size: tuple[float, float] = (0.30, 0.46)  # radius of the figure as a share of the image
+    rotation: float = 0.35  # largest angle, radians
+    clutter: float = 0.0  # amplitude of random waves over the whole image
 
 
 class Canvas:
-    """A batch of `count` square pictures on random dull grounds, each with its own placed frame."""
+    """A batch of square images on random grey grounds, each with its own frame for the figure."""
 
-    def __init__(self, count: int, pixels: int, style: Style, generator: torch.Generator) -> None:
+    def __init__(self, count: int, size: int, style: Style, generator: torch.Generator) -> None:
         self.style, self.generator, self.count = style, generator, count
-        axis = (torch.arange(pixels) + 0.5) / pixels * 2 - 1
+        axis = (torch.arange(size) + 0.5) / size * 2 - 1
         y, x = torch.meshgrid(axis, axis, indexing="ij")
         radius = 2 * self.uniform(*style.size)
-        room = (1 - radius).clamp(min=0)
-        x = x - self.uniform(-1, 1) * room
-        y = y - self.uniform(-1, 1) * room
-        turn = self.uniform(-style.turn, style.turn)
-        self.u = (x * turn.cos() - y * turn.sin()) / radius
-        self.v = (x * turn.sin() + y * turn.cos()) / radius
-        self.sharpness = radius * pixels / 2  # one soft pixel at each edge
+        margin = (1 - radius).clamp(min=0)
+        x = x - self.uniform(-1, 1) * margin
+        y = y - self.uniform(-1, 1) * margin
+        angle = self.uniform(-style.rotation, style.rotation)
+        self.u = (x * angle.cos() - y * angle.sin()) / radius
+        self.v = (x * angle.sin() + y * angle.cos()) / radius
+        self.sharpness = radius * size / 2  # edges are one pixel soft
         ground = self.uniform(0.25, 0.75).unsqueeze(1) + self.uniform(-0.08, 0.08, 3)
-        self.picture = ground.expand(count, 3, pixels, pixels).clone()
+        self.images = ground.expand(count, 3, size, size).clone()
 
     def uniform(self, low: float, high: float, channels: int = 1) -> Tensor:
-        """One number for each picture (and channel), shaped to broadcast."""
+        """Draw one number for each image (and channel), shaped to broadcast."""
         shape = (self.count, channels, 1, 1) if channels > 1 else (self.count, 1, 1)
         return low + (high - low) * torch.rand(shape, generator=self.generator)
 
-    def paint(self, outline: Tensor, colour: Tensor, tone: Tensor | float = 1.0) -> None:
-        """Fill the inside of `outline` with `colour [N, 3]`, darkened by `tone`."""
-        cover = (0.5 - outline * self.sharpness).clamp(0, 1).unsqueeze(1)
-        paint = colour[:, :, None, None] * (tone.unsqueeze(1) if isinstance(tone, Tensor) else tone)
-        self.picture = self.picture * (1 - cover) + paint * cover
+    def paint(self, outline: Tensor, colour: Tensor, brightness: Tensor | float = 1.0) -> None:
+        """Fill the inside of `outline [N, H, W]` with `colour [N, 3]` times a brightness."""
+        alpha = (0.5 - outline * self.sharpness).clamp(0, 1).unsqueeze(1)
+        if isinstance(brightness, Tensor):
+            brightness = brightness.unsqueeze(1)
+        self.images = self.images * (1 - alpha) + colour[:, :, None, None] * brightness * alpha
 
     def finish(self) -> Tensor:
-        """Apply light, contrast, clutter and noise; `uint8 [N, 3, H, W]`."""
-        style, picture = self.style, self.picture
+        """Apply clutter, contrast, light and noise; `uint8 [N, 3, H, W]`."""
+        style, images = self.style, self.images
         if style.clutter:
-            wave = torch.zeros_like(self.u)
+            waves = torch.zeros_like(self.u)
             for _ in range(3):
-                a, b, c = (
-                    self.uniform(-7, 7),
-                    self.uniform(-7, 7),
-                    self.uniform(0, 2 * torch.pi),
-                )
-                wave += (a * self.u + b * self.v + c).sin()
-            picture = picture + style.clutter / 3 * wave.unsqueeze(1)
+                a, b = self.uniform(-7, 7), self.uniform(-7, 7)
+                phase = self.uniform(0, 2 * torch.pi)
+                waves += (a * self.u + b * self.v + phase).sin()
+            images = images + style.clutter / 3 * waves.unsqueeze(1)
         contrast = self.uniform(*style.contrast).unsqueeze(1)
-        picture = 0.5 + (picture - 0.5) * contrast
-        picture = picture * torch.tensor(style.light)[:, None, None]
-        level = self.uniform(*style.noise).unsqueeze(1)
-        picture = picture + level * torch.randn(picture.shape, generator=self.generator)
-        return (picture.clamp(0, 1) * 255).round().to(torch.uint8)
+        images = 0.5 + (images - 0.5) * contrast
+        images = images * torch.tensor(style.light)[:, None, None]
+        noise = self.uniform(*style.noise).unsqueeze(1)
+        images = images + noise * torch.randn(images.shape, generator=self.generator)
+        return to_bytes(images.clamp(0, 1))
 
 
 def select_outlines(
-    outlines: Mapping[str, Outline], which: list[str], u: Tensor, v: Tensor
+    outlines: Mapping[str, Outline], names: list[str], u: Tensor, v: Tensor
 ) -> Tensor:
-    """The outline each picture asks for by name, `[N, H, W]`."""
+    """The outline of each image by name, `[N, H, W]`."""
     result = torch.empty_like(u)
-    for name in sorted(set(which)):
-        rows = torch.tensor([i for i, w in enumerate(which) if w == name])
+    for name in sorted(set(names)):
+        rows = torch.tensor([row for row, other in enumerate(names) if other == name])
         result[rows] = outlines[name](u[rows], v[rows])
     return result

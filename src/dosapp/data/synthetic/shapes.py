@@ -1,8 +1,7 @@
 """`shapes`: coloured, textured figures whose class names are compositions of words.
 
-600 compositions (10 colours × 6 textures × 10 figures) in three disjoint parts: the tiny CLIP is
-pretrained on one, the benchmark is another, and the third is the control set of classes that
-nothing ever trains on. The benchmark is photographed in another light than the pretraining.
+600 compositions: 10 colours × 6 textures × 10 figures. The light of the benchmark differs from that
+of the pretraining images.
 """
 
 from functools import partial
@@ -44,8 +43,8 @@ FIGURES: dict[str, Outline] = {
 }
 
 
-def tone(texture: str, outline: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """How bright each point of a figure is, 0.25 to 1."""
+def compute_brightness(texture: str, outline: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """Brightness of each point of a figure, 0.25 to 1."""
     wave = 2 * torch.pi * 1.6
     if texture == "plain":
         bright = torch.ones_like(u)
@@ -62,16 +61,18 @@ def tone(texture: str, outline: Tensor, u: Tensor, v: Tensor) -> Tensor:
     return 0.25 + 0.75 * bright.float()
 
 
-def draw(names: list[str], pixels: int, style: Style, generator: torch.Generator) -> Tensor:
-    """One picture for each name, `uint8 [N, 3, H, W]`."""
+def draw(names: list[str], size: int, style: Style, generator: torch.Generator) -> Tensor:
+    """Draw one image for each class name, `uint8 [N, 3, size, size]`."""
     colours, textures, figures = zip(*(name.split() for name in names), strict=True)
-    canvas = Canvas(len(names), pixels, style, generator)
+    canvas = Canvas(len(names), size, style, generator)
     outline = select_outlines(FIGURES, list(figures), canvas.u, canvas.v)
-    bright = torch.empty_like(outline)
+    brightness = torch.empty_like(outline)
     for texture in sorted(set(textures)):
-        rows = torch.tensor([i for i, t in enumerate(textures) if t == texture])
-        bright[rows] = tone(texture, outline[rows], canvas.u[rows], canvas.v[rows])
-    canvas.paint(outline, torch.tensor([RGB[c] for c in colours]), bright)
+        rows = torch.tensor([row for row, other in enumerate(textures) if other == texture])
+        brightness[rows] = compute_brightness(
+            texture, outline[rows], canvas.u[rows], canvas.v[rows]
+        )
+    canvas.paint(outline, torch.tensor([RGB[colour] for colour in colours]), brightness)
     return canvas.finish()
 
 

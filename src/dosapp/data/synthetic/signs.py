@@ -1,4 +1,4 @@
-"""`signs`: road-sign-like plates, the second generated domain of a long sequence."""
+"""`signs`: road-sign-like plates, the second generated domain, for a domain shift after shapes."""
 
 from functools import partial
 
@@ -31,6 +31,7 @@ PLATES: dict[str, Outline] = {
 
 
 def dots(u: Tensor, v: Tensor) -> Tensor:
+    """Two discs side by side."""
     return torch.minimum(disc(u - 0.55, v, 0.4), disc(u + 0.55, v, 0.4))
 
 
@@ -46,19 +47,18 @@ PICTOGRAMS: dict[str, Outline] = {
 }
 
 
-def draw(names: list[str], pixels: int, style: Style, generator: torch.Generator) -> Tensor:
-    """One picture for each name, `uint8 [N, 3, H, W]`."""
+def draw(names: list[str], size: int, style: Style, generator: torch.Generator) -> Tensor:
+    """Draw one image for each class name, `uint8 [N, 3, size, size]`."""
     borders, plates, pictograms = [], [], []
     for name in names:
-        border, plate, rest = name.split(maxsplit=2)
+        border, plate, pictogram = name.split(maxsplit=2)
         borders.append(border)
         plates.append(plate)
-        pictograms.append(rest.removeprefix("sign with a "))
-    canvas = Canvas(len(names), pixels, style, generator)
-    shape = select_outlines(PLATES, plates, canvas.u, canvas.v)
-    colour = torch.tensor([RGB[b] for b in borders])
-    canvas.paint(shape, colour)
-    canvas.paint(shape + 0.2, torch.tensor(RGB["white"]).expand(len(names), 3))
+        pictograms.append(pictogram.removeprefix("sign with a "))
+    canvas = Canvas(len(names), size, style, generator)
+    outline = select_outlines(PLATES, plates, canvas.u, canvas.v)
+    canvas.paint(outline, torch.tensor([RGB[border] for border in borders]))
+    canvas.paint(outline + 0.2, torch.tensor(RGB["white"]).expand(len(names), 3))
     inside = select_outlines(PICTOGRAMS, pictograms, canvas.u * 2.1, canvas.v * 2.1 - 0.1)
     canvas.paint(inside.clamp(min=-1) / 2.1, torch.tensor(RGB["black"]).expand(len(names), 3))
     return canvas.finish()
@@ -72,13 +72,13 @@ SIGNS = Domain(
     pretraining=80,
     benchmark=100,
     control=20,
-    pretraining_style=Style(size=(0.36, 0.48), turn=0.12),
+    pretraining_style=Style(size=(0.36, 0.48), rotation=0.12),
     benchmark_style=Style(
         noise=(0.05, 0.15),
         contrast=(0.5, 0.9),
         light=(0.75, 0.88, 1.0),
         size=(0.36, 0.48),
-        turn=0.12,
+        rotation=0.12,
         clutter=0.15,
     ),
 )

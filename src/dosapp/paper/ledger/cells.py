@@ -103,7 +103,7 @@ class Cell:
 
 def foreign(data: str, backbone: str, tasks: Sequence[Mapping[str, Any]]) -> str:
     """What is not the paper's: pictures by their number, a backbone by its (folder's) name."""
-    release = [PaperDataset.named(name) for name in data.split("+")]
+    release = [PaperDataset.from_name(name) for name in data.split("+")]
     taught, asked = (sum(known.images[part] for known in release) for part in ("train", "test"))
     odd = sum(len(known.classes) for known in release)  # halves of a class with an odd number
     tests = sum(task["test"] for task in tasks)
