@@ -1,5 +1,7 @@
-"""CoTTA: learn from a slow teacher, averaged over augmentations where the source is unsure, and put
-a few weights back where lessons ended after every step."""
+"""CoTTA: a mean teacher averaged over augmentations, and stochastic restoration of weights.
+
+The source model is the student at the end of the last session.
+"""
 
 from collections.abc import Mapping
 
@@ -18,13 +20,16 @@ from dosapp.student.student import Student
 
 @method_dataclass
 class CoTTA(MeanTeacher):
-    summary = "follow an augmentation-averaged teacher, and restore a few weights at random"
+    """Continual test-time adaptation: cross-entropy to the teacher; the teacher answers."""
+
+    summary = "an augmentation-averaged teacher, and random restoration of a few weights"
     reference = "Wang et al., 2022"
     abilities = frozenset({"corrupted data"})
+    old_names = {"restore_prob": "restore", "ap": "unsure", "num_augmentations": "views"}
 
-    restore: UnitInterval = 0.01  # of the entries that may move, each step
-    unsure: UnitInterval = 0.72  # mean confidence of the source below which the teacher is averaged
-    views: PositiveInt = 32  # augmentations averaged over
+    restore_prob: UnitInterval = 0.01  # of each trainable entry, per step
+    ap: UnitInterval = 0.72  # p_th: mean confidence of the source below which to average
+    num_augmentations: PositiveInt = 32
 
     def setup(self, student: Student) -> None:
         super().setup(student)
@@ -35,30 +40,31 @@ class CoTTA(MeanTeacher):
         student.sync_copy(self.source)
 
     def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
-        new, old = self.student_logits(student, pixels), self.teachers_mean(student, pixels)
-        return self.make_result(new, old, soft_cross_entropy(new, old.softmax(dim=1)).mean())
+        logits = self.student_logits(student, pixels)
+        targets = self.averaged_logits(student, pixels)
+        loss = soft_cross_entropy(logits, targets.softmax(dim=1)).mean()
+        return self.make_result(logits, targets, loss)
 
     @torch.no_grad()
-    def teachers_mean(self, student: Student, pixels: Tensor) -> Tensor:
-        source = self.source.logit_scale * student.logits(pixels, self.source)
-        if source.softmax(dim=1).max(dim=1).values.mean() >= self.unsure:
+    def averaged_logits(self, student: Student, pixels: Tensor) -> Tensor:
+        """The teacher's logits; their mean over augmentations if the source is not confident."""
+        source_logits = self.source.logit_scale * student.logits(pixels, self.source)
+        if source_logits.softmax(dim=1).max(dim=1).values.mean() >= self.ap:
             return self.teacher_logits(student, pixels)
         generator, texts = student.rng("cotta"), student.encode_captions(self.teacher)
-        views = [
-            self.teacher.logit_scale
-            * self.teacher.encode_image(augment(pixels, generator))
-            @ texts.T
-            for _ in range(self.views)
+        scale, encode = self.teacher.logit_scale, self.teacher.encode_image
+        logits = [
+            scale * encode(augment(pixels, generator)) @ texts.T
+            for _ in range(self.num_augmentations)
         ]
-        return torch.stack(views).mean(dim=0)
+        return torch.stack(logits).mean(dim=0)
 
     def after_stream_step(self, student: Student) -> None:
+        """Update the teacher, then set random entries of the student to the source's values."""
         super().after_stream_step(student)
-        generator = student.rng("restore")
-        student.assign(
-            {n: w for n, w in self.source.weights().items() if n in student.selection.names},
-            drawn(student, self.restore, generator),
-        )
+        names = student.selection.names
+        source = {n: w for n, w in self.source.weights().items() if n in names}
+        student.assign(source, random_mask(student, self.restore_prob, student.rng("restore")))
 
     def shared_copies(self) -> Mapping[str, Backbone]:
         return {"teacher": self.teacher, "source": self.source}
@@ -67,13 +73,12 @@ class CoTTA(MeanTeacher):
         return {"teacher": self.teacher, "student": student.backbone}
 
 
-def drawn(student: Student, share: float, generator: torch.Generator) -> Mask:
-    """Each entry that may move, with this probability."""
-    weights, mask = student.backbone.weights(), student.selection.mask or {}
-    found = {}
+def random_mask(student: Student, probability: float, generator: torch.Generator) -> Mask:
+    """Draw each trainable entry with this probability."""
+    weights, trainable = student.backbone.weights(), student.selection.mask or {}
+    mask = {}
     for name in student.selection.names:
-        hit = (torch.rand(weights[name].shape, generator=generator) < share).to(
-            weights[name].device
-        )
-        found[name] = hit & mask[name] if name in mask else hit
-    return found
+        drawn = torch.rand(weights[name].shape, generator=generator) < probability
+        drawn = drawn.to(weights[name].device)
+        mask[name] = drawn & trainable[name] if name in trainable else drawn
+    return mask

@@ -1,10 +1,22 @@
-"""DoSAPP: double smoothing via affine projected parameters (Algorithm 1 of the paper).
+"""DoSAPP: Double Smoothing via Affine Projected Parameters, Algorithm 1 of the paper.
 
-A student learns a sparse set of weights; a teacher follows it with two momenta, one for the weights
-that move and a slower one for those that do not. With labels, the student learns the task. Without,
-it learns from whichever of the two is surer of each image. After another learner
-(`FLYP().then(DoSAPP())`) the teacher follows that learner's weights instead; if those are masked,
-the union of what each session chose at its beginning is cut back to DoSAPP's own sparsity.
+    1  θ^T ← θ^S                                                  setup
+    2  for each task t:
+    3      θ^m ← top-K of the first MLP layers of θ^S (Eq. 1)     select_parameters
+    4      for (x, y) in D^s_t:
+    5          θ^m ← θ^m - η ∇L(M_S(x), y)                        loss: CLIP's, as in Method
+    6          θ^T ← p θ^T + q θ^S (Eq. 3, 4)                     after_step
+    8      m_u ← top-K of m_1 ∪ … ∪ m_t                           begin_session, begin_stream
+    9      select m_u in M_S                                      begin_stream
+   10      for x in D^u_t:
+   11          ŷ ← label of the expert with the larger            stream_loss
+   17              maximum logit (Eq. 5)
+   18          θ^m_u ← θ^m_u - η ∇L(M_S(x), ŷ)                    stream_loss
+   19          θ^T ← p' θ^T + q' θ^S (Eq. 6)                      after_stream_step
+
+The student takes the steps of lines 5 and 18. Where the paper is ambiguous, docs/paper-notes.md
+says which reading this is. After another method (`FLYP().then(DoSAPP())`) the teacher follows the
+weights that method selects, and m_u is cut back to DoSAPP's own sparsity.
 """
 
 import warnings
@@ -18,7 +30,7 @@ from torch import Tensor
 
 from dosapp.backbones.base import Backbone
 from dosapp.functional.losses import clip_loss
-from dosapp.functional.masks import Combine, Scores, merge_scores, top_fraction
+from dosapp.functional.masks import Merge, Scores, merge_scores, top_fraction
 from dosapp.functional.named_tensors import select_prefix
 from dosapp.functional.pseudo_labels import LABELLERS
 from dosapp.methods.base import (
@@ -37,102 +49,126 @@ from dosapp.student.student import Student
 
 
 @method_dataclass
-class Smoothing:
-    """How the teacher follows: γ < λ < δ in the paper, all three equal for a single momentum."""
+class TeacherEMA:
+    """Momenta of the teacher: γ < λ < δ in the paper; all three equal is a single momentum."""
 
-    gamma: UnitInterval = 0.8  # weights that move, with labels
-    lam: UnitInterval = 0.9  # weights that move, without labels
-    delta: UnitInterval = 0.9999  # weights that stay
-    interval: Literal["step", "epoch", "session"] = "step"  # with labels; the stream has steps
+    gamma: UnitInterval = 0.8  # γ: trainable entries, labelled phase
+    lam: UnitInterval = 0.9  # λ: trainable entries, unlabelled phase
+    delta: UnitInterval = 0.9999  # δ: frozen entries
+    interval: Literal["step", "epoch", "session"] = "step"  # labelled phase only
 
     def __post_init__(self) -> None:
         if not self.gamma < self.lam < self.delta and len({self.gamma, self.lam, self.delta}) > 1:
             warnings.warn(
-                f"momenta γ={self.gamma:g}, λ={self.lam:g}, δ={self.delta:g} are not γ < λ < δ, "
-                "as DoSAPP wants; fine for an ablation",
+                f"momenta γ={self.gamma:g}, λ={self.lam:g}, δ={self.delta:g} are not γ < λ < δ as "
+                "in the paper; this is meant for ablations",
                 stacklevel=3,
             )
 
 
 @method_dataclass
 class DoSAPP(Method):
-    summary = "a sparse student, a teacher with two momenta, labels from the surer of the two"
+    """A sparsely trained student and a teacher with two momenta; see the module's Algorithm 1.
+
+    Example:
+        >>> DoSAPP().hyperparameters()["ema.gamma"]
+        0.8
+    """
+
+    summary = "sparse student, dual-momentum teacher, pseudo-labels by the larger maximum logit"
     reference = "Singh, Aljundi, Belilovsky, 2026"
     phase = "both"
     abilities = frozenset(get_args(Ability))
+    old_names = {
+        "selection": "learner",
+        "ema": "smoothing",
+        "merge": "combine",
+        "pseudo_labels": "labels",
+    }
+    old_values = {"pseudo_labels": {"max-logit": "surer"}}
 
-    learner: SPU = Field(default_factory=SPU)  # which weights: sparsity, candidates, scope
-    smoothing: Smoothing = Field(default_factory=Smoothing)  # how the teacher follows
-    stream_mask: Literal["union", "current"] = "union"  # which mask in the stream
-    combine: Combine = "max"  # how scores of several tasks rank the union
-    labels: Literal["surer", "teacher", "student"] = "surer"  # who labels
+    selection: SPU = Field(
+        default_factory=SPU
+    )  # which weights train: sparsity c, candidates, scope
+    ema: TeacherEMA = Field(default_factory=TeacherEMA)
+    stream_mask: Literal["union", "current"] = "union"  # m_u, or m_t for the ablations
+    merge: Merge = "max"  # how the scores of several tasks combine for m_u
+    pseudo_labels: Literal["max-logit", "teacher", "student"] = "max-logit"  # Eq. 5
 
-    def setup(self, student: Student) -> None:  # line 1: θ^T ← θ^S
+    def setup(self, student: Student) -> None:  # line 1
         self.teacher: Backbone = student.shared_copy()
-        self.best: Scores = {}
+        self.union_scores: Scores = {}  # zero outside m_1 ∪ … ∪ m_t
 
-    # Phase 1, with labels
+    # Phase 1: with labels
 
-    def select_parameters(self, student: Student, lessons: Batches) -> Selection:  # line 3
-        return self.learner.select_parameters(student, lessons)
+    def select_parameters(self, student: Student, batches: Batches) -> Selection:  # line 3
+        return self.selection.select_parameters(student, batches)
 
-    def begin_session(self, student: Student, session: Session) -> None:
-        chosen = student.selection
-        if chosen.mask is not None and chosen.scores is not None:
-            self.best = merge_scores(self.best, chosen.scores, chosen.mask, self.combine)
+    def begin_session(self, student: Student, session: Session) -> None:  # line 8: the union
+        current = student.selection
+        if current.mask is not None and current.scores is not None:
+            self.union_scores = merge_scores(
+                self.union_scores, current.scores, current.mask, self.merge
+            )
 
     def after_step(self, student: Student) -> None:  # line 6
-        if self.smoothing.interval == "step":
-            self._follow(student, self.smoothing.gamma)
+        if self.ema.interval == "step":
+            self._update_teacher(student, self.ema.gamma)
 
-    def begin_epoch(self, student: Student, epoch: int, lessons: Batches) -> None:
-        if self.smoothing.interval == "epoch" and epoch > 0:
-            self._follow(student, self.smoothing.gamma)
+    def begin_epoch(self, student: Student, epoch: int, batches: Batches) -> None:
+        if self.ema.interval == "epoch" and epoch > 0:
+            self._update_teacher(student, self.ema.gamma)
 
     def end_session(self, student: Student, session: Session) -> None:
-        if student.weights_assigned:  # the learner has put other weights in place (ZSCL's average)
+        if student.weights_assigned:  # the labelled method replaced the weights (ZSCL's average)
             student.sync_copy(self.teacher)
-        elif self.smoothing.interval in ("epoch", "session"):
-            self._follow(student, self.smoothing.gamma)
+        elif self.ema.interval in ("epoch", "session"):
+            self._update_teacher(student, self.ema.gamma)
 
-    # Phase 2, without: each image is seen once
+    # Phase 2: without labels, one pass
 
     def begin_stream(self, student: Student) -> None:  # lines 8 and 9
-        chosen = student.session_selection
-        if self.stream_mask == "union" and self.best:
-            mask = top_fraction(self.best, self.learner.sparsity, self.learner.scope)
-            chosen = replace(chosen, mask={**(chosen.mask or {}), **mask}, scores=None)
-        student.set_trainable(chosen)
+        selection = student.session_selection
+        if self.stream_mask == "union" and self.union_scores:
+            mask = top_fraction(self.union_scores, self.selection.sparsity, self.selection.scope)
+            selection = replace(selection, mask={**(selection.mask or {}), **mask}, scores=None)
+        student.set_trainable(selection)
 
     def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:  # lines 11 to 18
-        seen, words = student.encode_shared_trunk(pixels, self.teacher)
-        images, texts = student.backbone.encode_image(seen), student.backbone.encode_text(words)
-        with torch.inference_mode():
-            teacher = self.teacher.encode_image(seen) @ self.teacher.encode_text(words).T
-            own = images @ texts.T
-            labels = LABELLERS[self.labels](teacher, own)
-            differ = (teacher.argmax(dim=1) != own.argmax(dim=1)).float().mean().item()
-        labels = labels.clone()  # out of inference mode
+        images, captions = student.encode_shared_trunk(pixels, self.teacher)
+        image_features = student.backbone.encode_image(images)  # [B, D]
+        text_features = student.backbone.encode_text(captions)  # [C, D], one per class
+        with torch.inference_mode():  # logits are cosines [B, C]
+            teacher_logits = (
+                self.teacher.encode_image(images) @ self.teacher.encode_text(captions).T
+            )
+            student_logits = image_features @ text_features.T
+            labels = LABELLERS[self.pseudo_labels](teacher_logits, student_logits)  # Eq. 5
+            differ = teacher_logits.argmax(dim=1) != student_logits.argmax(dim=1)
+            disagreement = differ.float().mean().item()
+        labels = labels.clone()  # a normal tensor again
+        scale = student.backbone.logit_scale
         return AdaptResult(
-            labels, clip_loss(images, texts[labels], student.backbone.logit_scale), differ
+            labels, clip_loss(image_features, text_features[labels], scale), disagreement
         )
 
     def after_stream_step(self, student: Student) -> None:  # line 19
-        self._follow(student, self.smoothing.lam)
+        self._update_teacher(student, self.ema.lam)
 
-    def _follow(self, student: Student, active: float) -> None:  # Eq. 3, 4 and 6
-        student.ema_update(self.teacher, active=active, frozen=self.smoothing.delta)
+    def _update_teacher(self, student: Student, active: float) -> None:
+        """θ^T ← p θ^T + q θ^S: `active` is p on trainable entries, δ on frozen ones."""
+        student.ema_update(self.teacher, active=active, frozen=self.ema.delta)
 
-    # Answering and saving
-
-    def shared_copies(self) -> Mapping[str, Backbone]:
-        return {"teacher": self.teacher}
+    # Prediction and state
 
     def experts(self, student: Student) -> Mapping[str, Backbone]:
         return {"teacher": self.teacher, "student": student.backbone}
 
+    def shared_copies(self) -> Mapping[str, Backbone]:
+        return {"teacher": self.teacher}
+
     def state_dict(self) -> Tensors:
-        return {f"best/{name}": score for name, score in self.best.items()}
+        return {f"best/{name}": score for name, score in self.union_scores.items()}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        self.best = select_prefix("best/", tensors)
+        self.union_scores = select_prefix("best/", tensors)

@@ -1,11 +1,13 @@
-"""A reading of DSS after its abstract, all of it that could be had: learn from sure images what
-they are, from unsure ones what they are not.
+"""DSS-style: positive learning on confident images, negative learning on the others.
+
+An interpretation of the abstract of DSS, the only part that was available: not a port.
 """
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from dosapp.functional.losses import complementary_loss, soft_cross_entropy
 from dosapp.methods.base import AdaptResult, Decay, Tensors, method_dataclass
@@ -15,31 +17,35 @@ from dosapp.student.student import Student
 
 @method_dataclass
 class DSS(MeanTeacher):
-    summary = "learn what sure images are and what unsure ones are not"
+    """Dynamic sample selection by a moving threshold on the teacher's confidence."""
+
+    summary = "positive learning on confident images, negative learning on the others"
     reference = "after the abstract of Wang et al., 2024"
     abilities = frozenset({"corrupted data"})
+    old_names = {"decay": "memory"}
 
-    memory: Decay = 0.9  # of the moving threshold
+    decay: Decay = 0.9  # of the moving threshold
 
     def setup(self, student: Student) -> None:
         super().setup(student)
-        self.threshold = -1.0  # none yet
+        self.threshold = -1.0  # not set yet
 
     def begin_stream(self, student: Student) -> None:
         super().begin_stream(student)
-        self.threshold = -1.0  # the classes are others now
+        self.threshold = -1.0  # there are new classes
 
     def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
-        new, old = self.student_logits(student, pixels), self.teacher_logits(student, pixels)
-        sure = old.softmax(dim=1).max(dim=1)
-        mean = sure.values.mean().item()
-        past = mean if self.threshold < 0 else self.threshold
-        self.threshold = self.memory * past + (1 - self.memory) * mean
-        high = sure.values >= self.threshold  # [B]
-        target = torch.nn.functional.one_hot(sure.indices, old.shape[1]).to(new.dtype)
-        unlikely = old.softmax(dim=1) < 1 / old.shape[1]  # [B, C]: less than by chance
-        each = torch.where(high, soft_cross_entropy(new, target), complementary_loss(new, unlikely))
-        return self.make_result(new, old, each.mean())
+        logits = self.student_logits(student, pixels)
+        teacher_logits = self.teacher_logits(student, pixels)
+        probabilities, classes = teacher_logits.softmax(dim=1), logits.shape[1]
+        confidence, labels = probabilities.max(dim=1)
+        mean = confidence.mean().item()
+        old = mean if self.threshold < 0 else self.threshold
+        self.threshold = self.decay * old + (1 - self.decay) * mean
+        positive = soft_cross_entropy(logits, one_hot(labels, classes).to(logits.dtype))
+        negative = complementary_loss(logits, probabilities < 1 / classes)  # less than by chance
+        losses = torch.where(confidence >= self.threshold, positive, negative)  # [B]
+        return self.make_result(logits, teacher_logits, losses.mean())
 
     def state_dict(self) -> Tensors:
         return {"threshold": torch.tensor(self.threshold, dtype=torch.float64)}

@@ -1,6 +1,6 @@
-"""EATA: learn from images that are sure and not yet familiar, and stay near where lessons ended.
+"""EATA: entropy minimisation on reliable and non-redundant images, with a Fisher penalty.
 
-As in Tent, only the image tower's LayerNorm weights move.
+As in Tent, only the image tower's LayerNorm weights train.
 """
 
 import math
@@ -19,79 +19,85 @@ from dosapp.methods.tent import Tent
 from dosapp.scenario import Session
 from dosapp.student.student import Student
 
-LOOK = 64  # images per gradient of the Fisher information
+BATCH_SIZE = 64  # images per gradient of the Fisher information
 
 
-def sure_and_new(
-    logits: Tensor, familiar: Tensor | None, margin: float, likeness: float
+def select_samples(
+    logits: Tensor, mean_probs: Tensor | None, e_margin: float, d_margin: float
 ) -> tuple[Tensor, Tensor]:
-    """Which images to learn from `[B]`, and their weights exp(E0 - entropy) (Eq. 2 to 6 of EATA).
+    """Images to train on `[B]` and their weights exp(E0 - entropy) `[B]` (Eq. 2 to 6 of EATA).
 
-    Sure: entropy below E0 = margin · ln C. New: |cosine| of the probabilities to the moving mean of
-    those learned from so far is below `likeness`; before there is one, everything is new.
+    Reliable: entropy below E0 = e_margin · ln C. Non-redundant: |cosine| of the probabilities to
+    `mean_probs`, the moving mean over the images selected so far, below `d_margin`.
     """
-    limit = margin * math.log(logits.shape[1])
-    unsure = entropy(logits)
-    keep = unsure < limit
-    if familiar is not None:
-        keep &= cosine_similarity(familiar[None], logits.softmax(dim=1)).abs() < likeness
-    return keep, (limit - unsure).exp()
+    limit = e_margin * math.log(logits.shape[1])
+    entropies = entropy(logits)
+    selected = entropies < limit
+    if mean_probs is not None:
+        similarity = cosine_similarity(mean_probs[None], logits.softmax(dim=1))
+        selected &= similarity.abs() < d_margin
+    return selected, (limit - entropies).exp()
 
 
 @method_dataclass
 class EATA(Tent):
-    summary = "Tent on sure and unfamiliar images, with a Fisher pull to where lessons ended"
+    """Efficient test-time adaptation with anti-forgetting: Σ w · entropy + α Σ F (θ - θ0)²."""
+
+    summary = "Tent on reliable, non-redundant images, with a Fisher penalty"
     reference = "Niu et al., 2022"
     abilities = frozenset({"corrupted data", "reduces forgetting"})
+    old_names = {
+        "e_margin": "margin",
+        "d_margin": "likeness",
+        "fisher_alpha": "pull",
+        "decay": "memory",
+    }
 
-    margin: PositiveFloat = 0.4  # E0 / ln C
-    likeness: Fraction = 0.1  # ε
-    pull: NonNegativeFloat = 1.0  # α
-    memory: Decay = 0.9  # of the moving mean
+    e_margin: PositiveFloat = 0.4  # E0 / ln C
+    d_margin: Fraction = 0.1  # ε
+    fisher_alpha: NonNegativeFloat = 1.0  # α
+    decay: Decay = 0.9  # of the moving mean of probabilities
 
     def setup(self, student: Student) -> None:
-        self.fisher: dict[str, Tensor] = {}
-        self.anchor: dict[str, Tensor] = {}
-        self.familiar: Tensor | None = None
+        self.fisher: dict[str, Tensor] = {}  # F
+        self.anchor: dict[str, Tensor] = {}  # θ0
+        self.mean_probs: Tensor | None = None  # [C]
 
     def end_session(self, student: Student, session: Session) -> None:
-        """F: mean squared mini-batch gradient of the likelihood of the model's own labels."""
+        """F: mean squared mini-batch gradient of the cross-entropy to the model's own labels."""
         weights = student.backbone.image_norm_weights()
-        answers = (student.image_logits(pixels) for pixels in session.train.batches(LOOK))
-        self.fisher = fisher_information(
-            student.iter_gradients(self_label_losses(answers), weights)
-        )
+        logits = (student.image_logits(pixels) for pixels in session.train.batches(BATCH_SIZE))
+        gradients = student.iter_gradients(self_label_losses(logits), weights)
+        self.fisher = fisher_information(gradients)
         self.anchor = {name: weight.detach().clone() for name, weight in weights.items()}
-        self.familiar = None  # the classes are others now
+        self.mean_probs = None  # there are new classes
 
     def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
         logits = student.image_logits(pixels)
         with torch.no_grad():
-            keep, weight = sure_and_new(logits, self.familiar, self.margin, self.likeness)
+            selected, weight = select_samples(logits, self.mean_probs, self.e_margin, self.d_margin)
             labels = logits.argmax(dim=1)
-            if not keep.any():
+            if not selected.any():
                 return AdaptResult(labels)
-            mean = logits[keep].softmax(dim=1).mean(dim=0)
-            old = mean if self.familiar is None else self.familiar
-            self.familiar = self.memory * old + (1 - self.memory) * mean
-        loss = (entropy(logits[keep]) * weight[keep]).mean()
-        return AdaptResult(labels, loss + self.pull * self.penalty(student))
+            mean = logits[selected].softmax(dim=1).mean(dim=0)
+            old = mean if self.mean_probs is None else self.mean_probs
+            self.mean_probs = self.decay * old + (1 - self.decay) * mean
+        loss = (entropy(logits[selected]) * weight[selected]).mean()
+        return AdaptResult(labels, loss + self.fisher_alpha * self.penalty(student))
 
     def penalty(self, student: Student) -> Tensor:
         """Σ F (θ - θ0)²."""
         return quadratic_penalty(student.backbone.weights(), self.anchor, self.fisher)
 
     def remove_class(self, index: int) -> None:
-        self.familiar = None
+        self.mean_probs = None
 
     def state_dict(self) -> Tensors:
-        kept = {f"fisher/{name}": f for name, f in self.fisher.items()}
-        kept |= {f"anchor/{name}": weight for name, weight in self.anchor.items()}
-        return kept | ({} if self.familiar is None else {"familiar": self.familiar})
+        state = {f"fisher/{name}": f for name, f in self.fisher.items()}
+        state |= {f"anchor/{name}": weight for name, weight in self.anchor.items()}
+        return state | ({} if self.mean_probs is None else {"familiar": self.mean_probs})
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        self.fisher, self.anchor = (
-            select_prefix("fisher/", tensors),
-            select_prefix("anchor/", tensors),
-        )
-        self.familiar = tensors.get("familiar")
+        self.fisher = select_prefix("fisher/", tensors)
+        self.anchor = select_prefix("anchor/", tensors)
+        self.mean_probs = tensors.get("familiar")

@@ -1,8 +1,9 @@
-"""EcoTTA: leave the network alone and learn small networks beside its parts.
+"""EcoTTA: train small meta networks beside a frozen image tower.
 
-A port to transformers. Each part of the image tower gets a meta network: an affine map of what
-leaves the part plus a bottleneck of what entered it, which begin as doing nothing. They warm up on
-each session's lessons, then lower the entropy of sure images near what the frozen parts say.
+A port to transformers. The blocks of the image tower are split into partitions. The meta network of
+a partition is an affine map of its output plus a bottleneck of its input; it starts as the identity
+of the output. Meta networks are warmed up on each session's images. On the stream they minimise the
+entropy of reliable images, with an L1 penalty to the frozen partitions' outputs.
 """
 
 import math
@@ -23,80 +24,100 @@ from dosapp.student.selection import Selection
 from dosapp.student.student import Student
 
 
-class Meta(BackboneWrapper):
-    """The meta networks of all parts; `strayed` collects how far each went in the last pass."""
+class MetaNetworks(BackboneWrapper):
+    """The meta networks of all partitions.
 
-    def __init__(self, inner: Backbone, parts: int, narrow: int, seed: int) -> None:
-        parts = min(parts, inner.num_blocks)
-        size = inner.num_blocks // parts  # the last part takes what is left: 12 → 2, 2, 2, 2, 4
-        self.ends = [size * (n + 1) - 1 for n in range(parts - 1)] + [inner.num_blocks - 1]
-        generator, wide = torch_rng("ecotta", seed), inner.hidden_size
+    `deviations` holds, for each partition, the mean L1 distance between its output with and without
+    the meta network in the last forward pass.
+    """
+
+    def __init__(self, inner: Backbone, partitions: int, bottleneck: int, seed: int) -> None:
+        partitions = min(partitions, inner.num_blocks)
+        size = inner.num_blocks // partitions  # the last one takes the rest: 12 → 2, 2, 2, 2, 4
+        self.last_blocks = [size * (n + 1) - 1 for n in range(partitions - 1)]
+        self.last_blocks.append(inner.num_blocks - 1)
+        generator, width = torch_rng("ecotta", seed), inner.hidden_size
         extra = {}
-        for n in range(parts):
-            extra[f"ecotta.{n}.scale"] = torch.ones(wide)
-            extra[f"ecotta.{n}.shift"] = torch.zeros(wide)
-            extra[f"ecotta.{n}.down"] = torch.randn(wide, narrow, generator=generator) / wide**0.5
-            extra[f"ecotta.{n}.up"] = torch.zeros(narrow, wide)
+        for n in range(partitions):
+            down = torch.randn(width, bottleneck, generator=generator) / width**0.5
+            extra[f"ecotta.{n}.scale"] = torch.ones(width)
+            extra[f"ecotta.{n}.shift"] = torch.zeros(width)
+            extra[f"ecotta.{n}.down"] = down
+            extra[f"ecotta.{n}.up"] = torch.zeros(bottleneck, width)
         super().__init__(inner, extra)
-        self.strayed: list[Tensor] = []
+        self.deviations: list[Tensor] = []
 
     def pool_image(self, pixels: Pixels, hooks: TowerHooks | None = None) -> Tensor:
-        self.strayed = []
-        block_hooks = {end: self._joint(n) for n, end in enumerate(self.ends)}
-        return self.inner.pool_image(
-            pixels, replace(hooks or TowerHooks(), block_hooks=block_hooks)
-        )
+        self.deviations = []
+        block_hooks = {block: self.block_hook(n) for n, block in enumerate(self.last_blocks)}
+        hooks = replace(hooks or TowerHooks(), block_hooks=block_hooks)
+        return self.inner.pool_image(pixels, hooks)
 
-    def _joint(self, part: int) -> BlockHook:
+    def block_hook(self, partition: int) -> BlockHook:
+        """The meta network of a partition: its input and output `[B, L, W]` → a new output."""
         scale, shift, down, up = (
-            self.extra[f"ecotta.{part}.{name}"] for name in ("scale", "shift", "down", "up")
+            self.extra[f"ecotta.{partition}.{name}"] for name in ("scale", "shift", "down", "up")
         )
 
-        def mixed(entered: Tensor, left: Tensor) -> Tensor:
-            return left * scale + shift + (entered @ down).relu() @ up
+        def meta_network(inputs: Tensor, outputs: Tensor) -> Tensor:
+            return outputs * scale + shift + (inputs @ down).relu() @ up
 
-        def join(entered: Tensor, left: Tensor) -> Tensor:
-            if torch.is_grad_enabled():  # each part answers for itself: its input is given
-                alone = mixed(entered.detach(), left.detach())
-                self.strayed.append((alone - left.detach()).abs().mean())
-            return mixed(entered, left)
+        def hook(inputs: Tensor, outputs: Tensor) -> Tensor:
+            if torch.is_grad_enabled():  # the penalty of a partition trains its own network only
+                frozen = outputs.detach()
+                deviation = meta_network(inputs.detach(), frozen) - frozen
+                self.deviations.append(deviation.abs().mean())
+            return meta_network(inputs, outputs)
 
-        return join
+        return hook
 
 
 @method_dataclass
 class EcoTTA(Method):
-    summary = "train meta networks beside a frozen network, near what its parts would say"
+    """Meta networks with self-distilled regularisation: entropy + λ Σ |meta output - output|."""
+
+    summary = "train meta networks beside a frozen network, near the frozen outputs"
     reference = "Song et al., 2023"
     phase = "unlabelled"
     abilities = frozenset({"corrupted data", "reduces forgetting"})
+    old_names = {
+        "num_partitions": "parts",
+        "lambda_reg": "stay",
+        "e_margin": "margin",
+        "warmup_epochs": "warmup",
+    }
 
-    parts: PositiveInt = 5
-    bottleneck: PositiveInt = 16
-    stay: NonNegativeFloat = 0.25  # λ, of the distance from the frozen parts
-    margin: PositiveFloat = 0.4  # sure: entropy below this times ln C
-    warmup: NonNegativeInt = 1  # passes over each session's lessons
+    num_partitions: PositiveInt = 5  # K
+    bottleneck: PositiveInt = 16  # width
+    lambda_reg: NonNegativeFloat = 0.25  # λ
+    e_margin: PositiveFloat = 0.4  # train on images with an entropy below this times ln C
+    warmup_epochs: NonNegativeInt = 1  # on each session's images
 
-    def wrap_backbone(self, net: Backbone, seed: int) -> Backbone:
-        return Meta(net, self.parts, self.bottleneck, seed)
+    def wrap_backbone(self, backbone: Backbone, seed: int) -> Backbone:
+        return MetaNetworks(backbone, self.num_partitions, self.bottleneck, seed)
 
-    def selection(self, student: Student) -> Selection:
-        return Selection(tuple(find_wrapper(student.backbone, Meta).extra))
+    def meta_selection(self, student: Student) -> Selection:
+        """All weights of the meta networks."""
+        return Selection(tuple(find_wrapper(student.backbone, MetaNetworks).extra))
 
-    def extra_stages(self, student: Student, per_epoch: int) -> Sequence[TrainingStage]:
-        def loss(student: Student, batch: Callable[[], Batch], step: int) -> Tensor:
-            lesson = batch()
-            return cross_entropy(student.image_logits(lesson.pixels), lesson.labels)
+    def extra_stages(self, student: Student, steps_per_epoch: int) -> Sequence[TrainingStage]:
+        """The warm-up."""
 
-        return [TrainingStage(self.warmup * per_epoch, self.selection(student), loss)]
+        def loss(student: Student, read_batch: Callable[[], Batch], step: int) -> Tensor:
+            batch = read_batch()
+            return cross_entropy(student.image_logits(batch.pixels), batch.labels)
+
+        steps = self.warmup_epochs * steps_per_epoch
+        return [TrainingStage(steps, self.meta_selection(student), loss)]
 
     def begin_stream(self, student: Student) -> None:
-        student.set_trainable(self.selection(student))
+        student.set_trainable(self.meta_selection(student))
 
     def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
         logits = student.image_logits(pixels)
-        unsure = entropy(logits)
-        sure = unsure.detach() < self.margin * math.log(logits.shape[1])
-        strayed = torch.stack(find_wrapper(student.backbone, Meta).strayed).sum()
-        loss = self.stay * strayed + (unsure * sure).sum() / sure.sum().clamp(min=1)
+        entropies = entropy(logits)
+        reliable = entropies.detach() < self.e_margin * math.log(logits.shape[1])
+        deviations = find_wrapper(student.backbone, MetaNetworks).deviations
+        penalty = self.lambda_reg * torch.stack(deviations).sum()
+        loss = penalty + (entropies * reliable).sum() / reliable.sum().clamp(min=1)
         return AdaptResult(logits.argmax(dim=1), loss)

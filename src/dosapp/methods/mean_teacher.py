@@ -1,6 +1,7 @@
-"""A teacher that follows the student on the stream: what RMT, CoTTA, PSMT and DSS build on.
+"""A mean teacher on the stream: the base of CoTTA, RMT, PSMT and DSS.
 
-Each stream begins with a teacher equal to the student. What may move is what the lessons moved.
+Each stream starts with a teacher equal to the student. The weights that the last session selected
+train.
 """
 
 from collections.abc import Mapping
@@ -16,9 +17,11 @@ from dosapp.student.student import Student
 
 @method_dataclass
 class MeanTeacher(Method):
+    """θ^T ← α θ^T + (1 - α) θ^S after each step of the stream; both experts answer together."""
+
     phase = "unlabelled"
 
-    momentum: UnitInterval = 0.999  # of the teacher, per step
+    momentum: UnitInterval = 0.999  # α
 
     def setup(self, student: Student) -> None:
         self.teacher: Backbone = student.shared_copy()
@@ -32,20 +35,22 @@ class MeanTeacher(Method):
         student.ema_update(self.teacher, active=self.momentum, frozen=1.0)
 
     def student_logits(self, student: Student, pixels: Tensor) -> Tensor:
-        """The student's, scaled `[B, C]`; the scale itself must not learn to be sure."""
+        """Scaled logits `[B, C]` of the student, without a gradient for the scale."""
         return student.backbone.logit_scale.detach() * student.logits(pixels)
 
     def teacher_logits(self, student: Student, pixels: Tensor) -> Tensor:
-        """The teacher's, scaled `[B, C]`."""
+        """Scaled logits `[B, C]` of the teacher, without gradients."""
         with torch.no_grad():
             return self.teacher.logit_scale * student.logits(pixels, self.teacher)
 
-    def make_result(self, new: Tensor, old: Tensor, loss: Tensor | None) -> AdaptResult:
-        """Labels by the two together, and how often they differ."""
+    def make_result(
+        self, student_logits: Tensor, teacher_logits: Tensor, loss: Tensor | None
+    ) -> AdaptResult:
+        """Pseudo-labels by the mean probability of both experts, and their disagreement."""
         with torch.no_grad():
-            labels = (new.softmax(dim=1) + old.softmax(dim=1)).argmax(dim=1)
-            differ = (new.argmax(dim=1) != old.argmax(dim=1)).float().mean().item()
-        return AdaptResult(labels, loss, differ)
+            probabilities = student_logits.softmax(dim=1) + teacher_logits.softmax(dim=1)
+            differ = student_logits.argmax(dim=1) != teacher_logits.argmax(dim=1)
+        return AdaptResult(probabilities.argmax(dim=1), loss, differ.float().mean().item())
 
     def shared_copies(self) -> Mapping[str, Backbone]:
         return {"teacher": self.teacher}

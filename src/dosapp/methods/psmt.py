@@ -1,7 +1,7 @@
-"""PSMT: a mean teacher, a Fisher pull to where lessons ended, and a restore of what hardly matters.
+"""PSMT: a mean teacher with a Fisher penalty and restoration of the least important weights.
 
-The released code averages the teacher twice per step and passes the same image twice; neither is in
-the paper's idea, so each happens once here (docs/methods.md#defects).
+The source is the student at the end of the last session. The released code updates the teacher
+twice per step and encodes the same image twice; here each happens once (docs/methods.md#defects).
 """
 
 from collections.abc import Mapping
@@ -21,28 +21,28 @@ from dosapp.student.student import Student
 
 @method_dataclass
 class PSMT(MeanTeacher):
-    summary = "pull important weights to where lessons ended, and put unimportant ones back"
+    """Symmetric cross-entropy to the teacher + α Σ F (θ - θ_source)²."""
+
+    summary = "penalise changes of important weights and restore unimportant ones"
     reference = "Tian & Lyu, 2024"
     abilities = frozenset({"corrupted data"})
+    old_names = {"fisher_alpha": "pull", "restore_ratio": "restore"}
 
-    pull: NonNegativeFloat = 500.0
-    restore: UnitInterval = 0.03  # share with the least Fisher information
+    fisher_alpha: NonNegativeFloat = 500.0  # α
+    restore_ratio: UnitInterval = 0.03  # share of entries, those with the least squared gradient
 
     def setup(self, student: Student) -> None:
         super().setup(student)
-        self.fisher: dict[str, Tensor] = {}
-        self.source: dict[str, Tensor] = {}
+        self.fisher: dict[str, Tensor] = {}  # F
+        self.source: dict[str, Tensor] = {}  # θ_source
 
     def end_session(self, student: Student, session: Session) -> None:
-        weights = {
-            n: w
-            for n, w in student.backbone.weights().items()
-            if n in student.session_selection.names
-        }
-        answers = (self.student_logits(student, pixels) for pixels in session.train.batches(64))
-        self.fisher = fisher_information(
-            student.iter_gradients(self_label_losses(answers), weights)
-        )
+        """F: mean squared mini-batch gradient of the cross-entropy to the model's own labels."""
+        names = student.session_selection.names
+        weights = {n: w for n, w in student.backbone.weights().items() if n in names}
+        logits = (self.student_logits(student, pixels) for pixels in session.train.batches(64))
+        gradients = student.iter_gradients(self_label_losses(logits), weights)
+        self.fisher = fisher_information(gradients)
 
     def begin_stream(self, student: Student) -> None:
         super().begin_stream(student)
@@ -50,48 +50,47 @@ class PSMT(MeanTeacher):
         self.source = {n: weights[n].detach().clone() for n in student.selection.names}
 
     def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
-        new, old = self.student_logits(student, pixels), self.teacher_logits(student, pixels)
-        loss = symmetric_cross_entropy(new, old).mean()
+        logits = self.student_logits(student, pixels)
+        teacher_logits = self.teacher_logits(student, pixels)
+        loss = symmetric_cross_entropy(logits, teacher_logits).mean()
         penalty = quadratic_penalty(student.backbone.weights(), self.source, self.fisher)
-        return self.make_result(new, old, loss + self.pull * penalty)
+        return self.make_result(logits, teacher_logits, loss + self.fisher_alpha * penalty)
 
     def after_stream_step(self, student: Student) -> None:
-        """Entries with the least information in this batch go back, the teacher's with them."""
+        """Update the teacher, then restore the least important entries of student and teacher."""
         super().after_stream_step(student)
-        where = least(
+        mask = least_important(
             {name: grad.square() for name, grad in student.last_gradients().items()},
             student.selection.mask or {},
-            self.restore,
+            self.restore_ratio,
         )
-        values = {name: self.source[name] for name in where}
-        student.assign(values, where)
-        theirs = self.teacher.weights()
-        student.load_copy(
-            self.teacher, {n: torch.where(where[n], v, theirs[n]) for n, v in values.items()}
-        )
+        values = {name: self.source[name] for name in mask}
+        student.assign(values, mask)
+        teacher = self.teacher.weights()
+        restored = {n: torch.where(mask[n], value, teacher[n]) for n, value in values.items()}
+        student.load_copy(self.teacher, restored)
 
     def state_dict(self) -> Tensors:
-        kept = {f"fisher/{name}": f for name, f in self.fisher.items()}
-        return kept | {f"source/{name}": weight for name, weight in self.source.items()}
+        state = {f"fisher/{name}": f for name, f in self.fisher.items()}
+        return state | {f"source/{name}": weight for name, weight in self.source.items()}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        self.fisher, self.source = (
-            select_prefix("fisher/", tensors),
-            select_prefix("source/", tensors),
-        )
+        self.fisher = select_prefix("fisher/", tensors)
+        self.source = select_prefix("source/", tensors)
 
 
-def least(
-    information: Mapping[str, Tensor], mask: Mapping[str, Tensor], share: float
+def least_important(
+    importance: Mapping[str, Tensor], mask: Mapping[str, Tensor], ratio: float
 ) -> dict[str, Tensor]:
-    """Where the information is among the lowest share of the entries that moved.
+    """A mask of the least important entries: this share of all that changed.
 
-    Entries without any (words nobody said) did not move: they would fill the share for nothing.
+    Entries with zero importance (embeddings of tokens in no caption) did not change and are left
+    out: they would use up the share.
     """
-    moved = {n: mask.get(n, torch.tensor(True)) & (f > 0) for n, f in information.items()}
-    every = torch.cat([information[n][where] for n, where in moved.items()] or [torch.zeros(0)])
-    count = round(share * len(every))
+    changed = {n: mask.get(n, torch.tensor(True)) & (f > 0) for n, f in importance.items()}
+    values = torch.cat([importance[n][m] for n, m in changed.items()] or [torch.zeros(0)])
+    count = round(ratio * len(values))
     if not count:
         return {}
-    threshold = every.kthvalue(count).values
-    return {n: where & (information[n] <= threshold) for n, where in moved.items()}
+    threshold = values.kthvalue(count).values
+    return {n: m & (importance[n] <= threshold) for n, m in changed.items()}

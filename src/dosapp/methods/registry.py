@@ -10,15 +10,17 @@ from pydantic import ValidationError
 from dosapp.errors import InputError, unknown_name
 from dosapp.methods.base import Method
 from dosapp.methods.cotta import CoTTA
-from dosapp.methods.distilled import PRD, LwF
 from dosapp.methods.dosapp import DoSAPP
 from dosapp.methods.dss import DSS
+from dosapp.methods.dualprompt import DualPrompt
 from dosapp.methods.eata import EATA
 from dosapp.methods.ecotta import EcoTTA
 from dosapp.methods.flyp import FLYP, Joint
+from dosapp.methods.l2p import L2P
+from dosapp.methods.lwf import LwF
 from dosapp.methods.mas import MAS
 from dosapp.methods.note import NOTE
-from dosapp.methods.prompts import L2P, DualPrompt
+from dosapp.methods.prd import PRD
 from dosapp.methods.psmt import PSMT
 from dosapp.methods.rmt import RMT
 from dosapp.methods.self_training import SelfTraining

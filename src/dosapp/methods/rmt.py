@@ -1,7 +1,7 @@
-"""RMT: a mean teacher, symmetric cross-entropy, and a pull of features to their class's prototype.
+"""RMT: a robust mean teacher with symmetric cross-entropy and a contrastive loss.
 
-Source-free: prototypes are the mean features of each class when it was taught, and no pictures of
-old classes are replayed. The projector of the contrastive term learns on the stream with the rest.
+Source-free: prototypes are the mean features of each class at the end of its session, and no images
+are replayed. The projector of the contrastive loss trains on the stream with the other weights.
 """
 
 from collections.abc import Mapping
@@ -23,17 +23,18 @@ from dosapp.runtime.rng import torch_rng
 from dosapp.scenario import Session
 from dosapp.student.student import Student
 
-LOOK, SPACE = 64, 128  # images per look at the lessons, dimensions of the projector
+BATCH_SIZE = 64  # images per forward pass for the prototypes
+PROJECTION_DIM = 128
 
 
 class Projector(BackboneWrapper):
-    """Features D → 128 → ReLU → 128, for the contrastive term only."""
+    """Features D → 128 → ReLU → 128, for the contrastive loss only."""
 
     def __init__(self, inner: Backbone, seed: int) -> None:
-        generator, wide = torch_rng("projector", seed), inner.embed_dim
+        generator, dim, out = torch_rng("projector", seed), inner.embed_dim, PROJECTION_DIM
         extra = {
-            "rmt.first": torch.randn(wide, SPACE, generator=generator) / wide**0.5,
-            "rmt.second": torch.randn(SPACE, SPACE, generator=generator) / SPACE**0.5,
+            "rmt.first": torch.randn(dim, out, generator=generator) / dim**0.5,
+            "rmt.second": torch.randn(out, out, generator=generator) / out**0.5,
         }
         super().__init__(inner, extra)
 
@@ -44,63 +45,70 @@ class Projector(BackboneWrapper):
 
 @method_dataclass
 class RMT(MeanTeacher):
-    summary = "agree with a slow teacher, also on augmented images, near the class prototypes"
+    """λ_ce · symmetric cross-entropy to the teacher + λ_cont · contrastive loss."""
+
+    summary = "symmetric cross-entropy to a mean teacher, contrastive loss to class prototypes"
     reference = "Döbler et al., 2023"
     abilities = frozenset({"corrupted data"})
+    old_names = {"lambda_ce_trg": "agree", "lambda_cont": "contrast"}
 
-    agree: NonNegativeFloat = 1.0  # of the symmetric cross-entropy
-    contrast: NonNegativeFloat = 1.0  # of the contrastive term
+    lambda_ce_trg: NonNegativeFloat = 1.0  # of the symmetric cross-entropy
+    lambda_cont: NonNegativeFloat = 1.0  # of the contrastive loss
     temperature: PositiveFloat = 0.1
 
-    def wrap_backbone(self, net: Backbone, seed: int) -> Backbone:
-        return Projector(net, seed)
+    def wrap_backbone(self, backbone: Backbone, seed: int) -> Backbone:
+        return Projector(backbone, seed)
 
     def setup(self, student: Student) -> None:
         super().setup(student)
-        self.prototypes: dict[int, Tensor] = {}  # by position in student.classes
+        self.prototypes: dict[int, Tensor] = {}  # by class index
 
     def check_session(self, student: Student, session: Session) -> None:
-        if self.contrast:
+        if self.lambda_cont:
             session.check_images("rmt has no prototype of it")
 
     def end_session(self, student: Student, session: Session) -> None:
-        """Mean unit feature of each class taught."""
+        """Compute the mean unit feature of each class of the session."""
         with torch.no_grad():
-            batches = [student.backbone.encode_image(x) for x in session.train.batches(LOOK)]
+            batches = [student.backbone.encode_image(x) for x in session.train.batches(BATCH_SIZE)]
         features, labels = torch.cat(batches), torch.from_numpy(session.train.labels)
         for label in labels.unique().tolist():
-            place = student.classes.index(session.classes[label])
-            self.prototypes[place] = features[labels == label].mean(dim=0)
+            index = student.classes.index(session.classes[label])
+            self.prototypes[index] = features[labels == label].mean(dim=0)
 
     def begin_stream(self, student: Student) -> None:
         super().begin_stream(student)
-        if student.session_selection.names and self.contrast:
-            extra = tuple(find_wrapper(student.backbone, Projector).extra)
-            student.set_trainable(
-                replace(student.session_selection, names=(*student.session_selection.names, *extra))
-            )
+        selection = student.session_selection
+        if selection.names and self.lambda_cont:
+            projector = tuple(find_wrapper(student.backbone, Projector).extra)
+            student.set_trainable(replace(selection, names=(*selection.names, *projector)))
 
     def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
-        net = student.backbone
-        texts, scale = student.encode_captions(), net.logit_scale.detach()
-        images = net.encode_image(pixels)
-        moved = net.encode_image(augment(pixels, student.rng("rmt")))
-        plain, other = scale * images @ texts.T, scale * moved @ texts.T
-        old = self.teacher_logits(student, pixels)
-        agree = (symmetric_cross_entropy(plain, old) + symmetric_cross_entropy(other, old)) / 2
-        loss = self.agree * agree.mean()
-        if self.contrast:
-            known = torch.stack(list(self.prototypes.values()))
-            nearest = known[(normalize(images.detach(), dim=1) @ normalize(known).T).argmax(dim=1)]
-            views = find_wrapper(net, Projector)(torch.stack([nearest, images, moved]))
-            loss = loss + self.contrast * supervised_contrastive_loss(views, self.temperature)
-        return self.make_result(plain, old, loss)
+        backbone = student.backbone
+        texts, scale = student.encode_captions(), backbone.logit_scale.detach()
+        features = backbone.encode_image(pixels)
+        augmented = backbone.encode_image(augment(pixels, student.rng("rmt")))
+        logits, augmented_logits = scale * features @ texts.T, scale * augmented @ texts.T
+        teacher_logits = self.teacher_logits(student, pixels)
+        cross_entropies = (
+            symmetric_cross_entropy(logits, teacher_logits)
+            + symmetric_cross_entropy(augmented_logits, teacher_logits)
+        ) / 2
+        loss = self.lambda_ce_trg * cross_entropies.mean()
+        if self.lambda_cont:
+            prototypes = torch.stack(list(self.prototypes.values()))
+            cosines = normalize(features.detach(), dim=1) @ normalize(prototypes).T
+            nearest = prototypes[cosines.argmax(dim=1)]
+            project = find_wrapper(backbone, Projector)
+            views = project(torch.stack([nearest, features, augmented]))
+            loss = loss + self.lambda_cont * supervised_contrastive_loss(views, self.temperature)
+        return self.make_result(logits, teacher_logits, loss)
 
     def remove_class(self, index: int) -> None:
         self.prototypes = remove_class_index(self.prototypes, index)
 
     def state_dict(self) -> Tensors:
-        return {f"prototypes/{place}": mean for place, mean in self.prototypes.items()}
+        return {f"prototypes/{index}": mean for index, mean in self.prototypes.items()}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         self.prototypes = {int(name.rpartition("/")[2]): mean for name, mean in tensors.items()}

@@ -1,4 +1,4 @@
-"""Trust the student's own most likely class (D^u in the paper's tables)."""
+"""Self-training: pseudo-labels by the student itself, the "+ D^u" rows of the paper's tables."""
 
 from torch import Tensor
 
@@ -9,12 +9,14 @@ from dosapp.student.student import Student
 
 @method_dataclass
 class SelfTraining(Method):
-    summary = "learn from the student's own labels"
+    """The CLIP loss with the student's most likely class, on the weights of the last session."""
+
+    summary = "the CLIP loss with the student's own pseudo-labels"
     reference = "the SPU + D^u row of Singh et al., 2026"
     phase = "unlabelled"
 
     def begin_stream(self, student: Student) -> None:
-        student.set_trainable(student.session_selection)  # the same weights, a fresh optimizer
+        student.set_trainable(student.session_selection)  # with a new optimizer
 
     def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
         images, texts = student.backbone.encode_image(pixels), student.encode_captions()

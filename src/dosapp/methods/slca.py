@@ -1,8 +1,8 @@
-"""SLCA: a slow network, a fast classifier, and a classifier aligned with all classes afterwards.
+"""SLCA: a slow learner with classifier alignment.
 
-CLIP's classifier is its two projections. After each session but the first they learn again, from
-features drawn from a Gaussian per class instead of from pictures: means and covariances are stored,
-pictures are not.
+CLIP's classifier is its two projections: they train faster than the towers. After each session but
+the first, the projections alone train on features sampled from a Gaussian of each class. Means and
+covariances are stored, images are not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from dosapp.methods.base import Batch, Batches, Method, Tensors, TrainingStage, method_dataclass
-from dosapp.methods.class_gaussians import Gaussians
+from dosapp.methods.slca_gaussians import ClassGaussians
 from dosapp.scenario import Session
 from dosapp.student.selection import Selection
 from dosapp.student.student import Student
@@ -21,66 +21,75 @@ from dosapp.student.student import Student
 
 @method_dataclass
 class SLCA(Method):
-    summary = "a slow network and a fast classifier, aligned on remembered class statistics"
-    reference = "Zhang et al., 2023"
+    """FLYP with faster projections, then classifier alignment (CA) with class statistics."""
 
-    fast: PositiveFloat = 5.0  # the projections' rate, times the network's
-    passes: NonNegativeInt = 3  # of the alignment, over all classes
-    samples: PositiveInt = 256  # features per step of it
-    temperature: PositiveFloat = 0.1  # of its logits, whose norm is taken out first
+    summary = "slow towers, fast projections, aligned on stored class statistics"
+    reference = "Zhang et al., 2023"
+    old_names = {
+        "classifier_lr_scale": "fast",
+        "ca_epochs": "passes",
+        "samples_per_step": "samples",
+        "ca_temperature": "temperature",
+    }
+
+    classifier_lr_scale: PositiveFloat = 5.0  # learning rate of the projections, times the towers'
+    ca_epochs: NonNegativeInt = 3  # of as many steps as there are classes
+    samples_per_step: PositiveInt = 256  # features per step of the alignment
+    ca_temperature: PositiveFloat = 0.1  # of the normalised logits
 
     def setup(self, student: Student) -> None:
-        self.classes = Gaussians()
+        self.gaussians = ClassGaussians()
         self.sessions = 0
 
     def check_session(self, student: Student, session: Session) -> None:
         session.check_images("slca has no statistics of it")
 
-    def select_parameters(self, student: Student, lessons: Batches) -> Selection:
-        rates = dict.fromkeys(student.backbone.projection_weights(), self.fast)
-        return Selection(tuple(student.backbone.tower_weights()), lr_scales=rates)
+    def select_parameters(self, student: Student, batches: Batches) -> Selection:
+        names = tuple(student.backbone.tower_weights())
+        return Selection(names, lr_scales=self._lr_scales(student))
+
+    def _lr_scales(self, student: Student) -> dict[str, float]:
+        return dict.fromkeys(student.backbone.projection_weights(), self.classifier_lr_scale)
 
     def begin_session(self, student: Student, session: Session) -> None:
         self.sessions += 1
 
     def end_training(self, student: Student, session: Session) -> None:
-        """Mean and covariance of each class's features before the projection `[n, W]`."""
+        """Fit the Gaussian of each class to its features before the projection `[n, W]`."""
         with torch.no_grad():
-            features = torch.cat(
-                [student.backbone.pool_image(x) for x in session.train.batches(64)]
-            )
-        labels = torch.from_numpy(session.train.labels)
+            batches = [student.backbone.pool_image(x) for x in session.train.batches(64)]
+        features, labels = torch.cat(batches), torch.from_numpy(session.train.labels)
         for label in labels.unique().tolist():
-            place = student.classes.index(session.classes[label])
-            self.classes.learn(place, features[labels == label], self.sessions)
+            index = student.classes.index(session.classes[label])
+            self.gaussians.fit(index, features[labels == label], self.sessions)
 
-    def extra_stages(self, student: Student, per_epoch: int) -> Sequence[TrainingStage]:
+    def extra_stages(self, student: Student, steps_per_epoch: int) -> Sequence[TrainingStage]:
         if self.sessions < 2:
             return ()
-        names = tuple(student.backbone.projection_weights())
-        rates = dict.fromkeys(names, self.fast)
-        steps = self.passes * len(student.classes)
-        return [TrainingStage(steps, Selection(names, lr_scales=rates), self.aligned)]
+        lr_scales = self._lr_scales(student)
+        selection = Selection(tuple(lr_scales), lr_scales=lr_scales)
+        steps = self.ca_epochs * len(student.classes)
+        return [TrainingStage(steps, selection, self.alignment_loss)]
 
-    def aligned(self, student: Student, batch: Callable[[], Batch], step: int) -> Tensor:
-        """Tell drawn features of all classes apart; no picture is looked at."""
-        drawn, labels = self.classes.draw(
-            self.samples, self.sessions, student.rng("alignment", step)
-        )
-        logits = (
-            student.backbone.project_image(drawn) @ student.encode_captions().T
-        )  # cosines [N, C]
-        groups = self.classes.sessions()  # [C]
-        norms = [logits[:, groups == s].norm(dim=1) for s in groups.unique()]
-        scale = torch.stack(norms).mean(dim=0)[:, None]
-        return cross_entropy(logits / scale.clamp(min=1e-6) / self.temperature, labels)
+    def alignment_loss(self, student: Student, batch: Callable[[], Batch], step: int) -> Tensor:
+        """Cross-entropy of sampled features over all classes; no image is read.
+
+        Logits are divided by the mean, over sessions, of the norm of that session's logits.
+        """
+        generator = student.rng("alignment", step)
+        features, labels = self.gaussians.sample(self.samples_per_step, self.sessions, generator)
+        logits = student.backbone.project_image(features) @ student.encode_captions().T  # [N, C]
+        sessions = self.gaussians.sessions()  # [C]
+        norms = [logits[:, sessions == s].norm(dim=1) for s in sessions.unique()]
+        norm = torch.stack(norms).mean(dim=0)[:, None]
+        return cross_entropy(logits / norm.clamp(min=1e-6) / self.ca_temperature, labels)
 
     def remove_class(self, index: int) -> None:
-        self.classes.remove_class(index)
+        self.gaussians.remove_class(index)
 
     def state_dict(self) -> Tensors:
-        return {"sessions": torch.tensor(self.sessions), **self.classes.state()}
+        return {"sessions": torch.tensor(self.sessions), **self.gaussians.state_dict()}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         self.sessions = int(tensors["sessions"])
-        self.classes = Gaussians.of(tensors)
+        self.gaussians = ClassGaussians.from_state_dict(tensors)

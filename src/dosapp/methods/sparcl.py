@@ -1,7 +1,7 @@
-"""SparCL, as a mask of what may move: weights themselves are never set to zero.
+"""SparCL as a mask of updates: weights outside the mask stay fixed; none is set to zero.
 
-In every linear layer of both towers the entries with the largest |weight| + ½ |gradient| move. The
-mask is chosen again every few epochs; at first a part of it is given to entries drawn at random.
+In every linear layer of both towers the entries with the largest |weight| + ½ |gradient| train. The
+mask is computed again every few epochs; in the first epochs a part of it is drawn at random.
 """
 
 import torch
@@ -16,43 +16,59 @@ from dosapp.student.student import Student
 
 @method_dataclass
 class SparCL(Method):
-    summary = "move the few weights of each layer that are largest and want to move"
-    reference = "Wang et al., 2022"
+    """Sparse continual learning with a dynamic mask."""
 
-    density: Fraction = 0.05  # share of each layer's entries that moves
-    kept: Fraction = 0.04  # of those, chosen by importance in the first epochs; the rest at random
-    every: PositiveInt = 5  # epochs between masks
-    gradient: NonNegativeFloat = 0.5  # its part in the importance
+    summary = "update the few weights of each layer that are largest in weight and gradient"
+    reference = "Wang et al., 2022"
+    old_names = {
+        "retained_density": "kept",
+        "mask_interval": "every",
+        "gradient_weight": "gradient",
+    }
+
+    density: Fraction = 0.05  # share of each layer's entries in the mask
+    retained_density: Fraction = 0.04  # of it by importance in the first epochs; the rest is random
+    mask_interval: PositiveInt = 5  # epochs between masks
+    gradient_weight: NonNegativeFloat = 0.5  # of |gradient| in the importance
 
     def __post_init__(self) -> None:
-        if self.kept > self.density:
-            raise ValueError(f"cannot keep {self.kept:g} in a mask of {self.density:g}")
+        if self.retained_density > self.density:
+            raise ValueError(
+                f"retained_density {self.retained_density:g} is larger than density "
+                f"{self.density:g}; give at most the density"
+            )
 
-    def select_parameters(self, student: Student, lessons: Batches) -> Selection:
-        importance = self.importance(student, lessons)
-        mask = self.mask(student, 0, importance)
+    def select_parameters(self, student: Student, batches: Batches) -> Selection:
+        importance = self.importance(student, batches)
+        mask = self.compute_mask(student, 0, importance)
         return Selection(tuple(mask), mask, importance)
 
-    def begin_epoch(self, student: Student, epoch: int, lessons: Batches) -> None:
-        if epoch > 0 and epoch % self.every == 0:
-            student.change_mask(self.mask(student, epoch, self.importance(student, lessons)))
+    def begin_epoch(self, student: Student, epoch: int, batches: Batches) -> None:
+        if epoch > 0 and epoch % self.mask_interval == 0:
+            importance = self.importance(student, batches)
+            student.change_mask(self.compute_mask(student, epoch, importance))
 
-    def importance(self, student: Student, lessons: Batches) -> Scores:
+    def importance(self, student: Student, batches: Batches) -> Scores:
+        """|w| + ½ |g| of every entry of the linear layers."""
         weights = student.backbone.linear_weights()
-        wanting = student.score_weights(weights, (self.loss(student, batch) for batch in lessons))
-        return {n: w.detach().abs() + self.gradient * wanting[n] for n, w in weights.items()}
+        losses = (self.loss(student, batch) for batch in batches)
+        gradients = student.score_weights(weights, losses)
+        return {
+            n: w.detach().abs() + self.gradient_weight * gradients[n] for n, w in weights.items()
+        }
 
-    def mask(self, student: Student, epoch: int, importance: Scores) -> Mask:
-        first = epoch < self.every
-        mask = top_fraction(importance, self.kept if first else self.density)
-        return {n: grown(m, self.density, student.rng(n, epoch)) for n, m in mask.items()}
+    def compute_mask(self, student: Student, epoch: int, importance: Scores) -> Mask:
+        """The top entries of each layer, filled at random to the density."""
+        is_first = epoch < self.mask_interval
+        mask = top_fraction(importance, self.retained_density if is_first else self.density)
+        return {n: grow_mask(m, self.density, student.rng(n, epoch)) for n, m in mask.items()}
 
 
-def grown(mask: Tensor, density: float, generator: torch.Generator) -> Tensor:
-    """The mask with entries drawn at random until it has this density."""
+def grow_mask(mask: Tensor, density: float, generator: torch.Generator) -> Tensor:
+    """Add random entries to a mask until it has this density."""
     missing = top_count(density, mask.numel()) - int(mask.sum())
     outside = (~mask).flatten().nonzero().squeeze(1)
-    drawn = outside[torch.randperm(len(outside), generator=generator)[: max(0, missing)]]
+    added = outside[torch.randperm(len(outside), generator=generator)[: max(0, missing)]]
     result = mask.clone()
-    result.view(-1)[drawn] = True
+    result.view(-1)[added] = True
     return result

@@ -1,4 +1,4 @@
-"""Learn only the weights of the first MLP layers whose gradient is largest."""
+"""SPU: train only the weights of the first MLP layers with the largest gradient."""
 
 from itertools import islice
 from typing import Literal
@@ -10,32 +10,45 @@ from dosapp.methods.base import Batch, Batches, Fraction, Method, method_datacla
 from dosapp.student.selection import Selection
 from dosapp.student.student import Student
 
-Beside = Literal["nothing", "biases and projection"]
+ExtraWeights = Literal["nothing", "biases and projection"]
 
 
 @method_dataclass
 class SPU(Method):
+    """Selective parameter update.
+
+    Example:
+        >>> SPU(sparsity=0.3).key_hyperparameters()["weights"]  # its name in version 0.1
+        'first_mlp'
+    """
+
     summary = "update the 10 % of the first MLP layers with the largest gradient"
     reference = "Zhang et al., 2024"
+    old_names = {
+        "candidates": "weights",
+        "score_on_quarter": "quarter",
+        "extra_weights": "beside",
+    }
 
-    sparsity: Fraction = 0.1
-    weights: Literal["first_mlp", "all"] = "first_mlp"
-    scope: Scope = "tensor"
+    sparsity: Fraction = 0.1  # c: share of the candidates that trains
+    candidates: Literal["first_mlp", "all"] = "first_mlp"  # all: every weight, without a mask
+    scope: Scope = "tensor"  # rank within each tensor or over all of them
     output_norm: bool = False  # score by ‖logits‖², as the released code, not by the CLIP loss
-    quarter: bool = False  # score on a quarter of the lessons, the least the released code takes
-    beside: Beside = "nothing"  # docs/paper-notes.md#spu
+    score_on_quarter: bool = False  # score on 25 % of the batches, the released code's minimum
+    extra_weights: ExtraWeights = "nothing"  # trained without a mask: docs/paper-notes.md#spu
 
-    def select_parameters(self, student: Student, lessons: Batches) -> Selection:
-        if self.weights == "all":
+    def select_parameters(self, student: Student, batches: Batches) -> Selection:
+        """Score the candidates on the session's batches (Eq. 1) and keep the top fraction."""
+        if self.candidates == "all":
             return Selection(tuple(student.backbone.tower_weights()))
-        count = -(-len(lessons) // 4) if self.quarter else len(lessons)
-        losses = (self.score(student, batch) for batch in islice(lessons, count))
+        count = -(-len(batches) // 4) if self.score_on_quarter else len(batches)
+        losses = (self.scoring_loss(student, batch) for batch in islice(batches, count))
         scores = student.score_weights(student.backbone.first_mlp_weights(), losses)
         mask = top_fraction(scores, self.sparsity, self.scope)
-        whole = tuple(student.backbone.spu_extra_weights()) if self.beside != "nothing" else ()
-        return Selection((*scores, *whole), mask, scores)
+        extra = student.backbone.spu_extra_weights() if self.extra_weights != "nothing" else ()
+        return Selection((*scores, *extra), mask, scores)
 
-    def score(self, student: Student, batch: Batch) -> Tensor:
+    def scoring_loss(self, student: Student, batch: Batch) -> Tensor:
         """The loss whose gradient ranks the weights."""
         if not self.output_norm:
             return student.clip_loss(batch.pixels, batch.labels)
@@ -45,8 +58,10 @@ class SPU(Method):
 
 @method_dataclass
 class ReleasedSPU(SPU):
-    summary = "SPU as its code was released: biases and projection whole, scored by output norm"
+    """SPU with the settings of its released code."""
+
+    summary = "SPU as released: also all biases and the projection, scored by output norm"
 
     output_norm: bool = True
-    quarter: bool = True
-    beside: Beside = "biases and projection"
+    score_on_quarter: bool = True
+    extra_weights: ExtraWeights = "biases and projection"

@@ -1,7 +1,7 @@
-"""Tent: be surer of what you see, by moving nothing but the normalisation layers.
+"""Tent: minimise the entropy of predictions in the normalisation layers.
 
-CLIP has no BatchNorm; as in ports of Tent to it, the affine weights of the image tower's LayerNorms
-move, and class captions stay what they were.
+CLIP has no BatchNorm. As in other ports, the affine weights of the image tower's LayerNorms train,
+and the class embeddings stay fixed.
 """
 
 from torch import Tensor
@@ -14,7 +14,9 @@ from dosapp.student.student import Student
 
 @method_dataclass
 class Tent(Method):
-    summary = "minimise the entropy of predictions, in LayerNorm weights only"
+    """Test-time entropy minimisation."""
+
+    summary = "minimise the entropy of predictions, LayerNorm weights only"
     reference = "Wang et al., 2021"
     phase = "unlabelled"
 

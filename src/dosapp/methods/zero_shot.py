@@ -1,4 +1,4 @@
-"""CLIP as it is: the floor of every table."""
+"""Zero-shot CLIP: the pretrained model, never trained."""
 
 from dosapp.methods.base import Batches, Method, method_dataclass
 from dosapp.student.selection import Selection
@@ -7,9 +7,11 @@ from dosapp.student.student import Student
 
 @method_dataclass
 class ZeroShot(Method):
+    """Train nothing; classes are added by their captions."""
+
     summary = "the pretrained model, never trained"
     reference = "Radford et al., 2021"
     phase = "none"
 
-    def select_parameters(self, student: Student, lessons: Batches) -> Selection:
+    def select_parameters(self, student: Student, batches: Batches) -> Selection:
         return Selection()

@@ -1,8 +1,8 @@
-"""ZSCL: keep the original CLIP's answers on reference pictures, and average the weights on the way.
+"""ZSCL: distil the pretrained CLIP on reference images, and average the weights over steps.
 
-References are pictures with captions that belong to no task (`--set references=…`): a generated
-set or one from the hub by name, or the path of a folder, a tar or a CSV (`--data-dir` is for what
-is taught). A caption is the training caption of the picture's class.
+Reference images have captions and belong to no task. `ref_dataset` names a generated set or one of
+the hub, or is the path of a folder, a tar or a CSV. The caption of an image is the training caption
+of its class.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dosapp.backbones.base import Backbone
 from dosapp.data.base import Dataset, ImageArray
-from dosapp.data.preprocess import Preprocess
+from dosapp.data.preprocess import Preprocess, to_float
 from dosapp.data.registry import SYNTHETIC, load_dataset
 from dosapp.errors import InputError
 from dosapp.functional.losses import soft_cross_entropy
@@ -24,85 +24,95 @@ from dosapp.student.student import Student
 
 @method_dataclass
 class ZSCL(Method):
-    summary = "keep the original model's answers on reference pictures; average the weights"
-    reference = "Zheng et al., 2023"
+    """Zero-shot continual learning: L_CLIP + weight · (L_image + L_text), and weight ensembling."""
 
-    references: str = ""  # a dataset's name, a folder, or a CSV
-    weight: NonNegativeFloat = 1.0  # of each direction of the distillation
+    summary = "distil the pretrained model on reference images; average the weights"
+    reference = "Zheng et al., 2023"
+    old_names = {
+        "ref_dataset": "references",
+        "distillation_weight": "weight",
+        "ref_batch_size": "look",
+        "avg_freq": "every",
+    }
+
+    ref_dataset: str = ""  # name of a dataset, or the path of a folder, a tar or a CSV
+    distillation_weight: NonNegativeFloat = 1.0  # of the sum of L_image and L_text
     temperature: PositiveFloat = 2.0
-    look: PositiveInt = 64  # reference pictures per step
-    every: NonNegativeInt = 10  # steps between samples of the average; 0: no average
+    ref_batch_size: PositiveInt = 64  # reference images per step
+    avg_freq: NonNegativeInt = 10  # steps between samples of the weight average; 0: no average
 
     def setup(self, student: Student) -> None:
-        self._check_given()
-        self.found: Dataset[ImageArray] | None = (
-            None  # opened for lessons; answering needs no references
-        )
+        self._check_ref_dataset()
+        self.references: Dataset[ImageArray] | None = None  # loaded for training, not to predict
         self.original: Backbone = student.shared_copy()
         self.average: Backbone = student.shared_copy()
-        self.samples = 1
+        self.samples = 1  # in the average
 
-    def _check_given(self) -> None:
-        if not self.references:
+    def _check_ref_dataset(self) -> None:
+        if not self.ref_dataset:
             raise InputError(
-                "zscl needs reference pictures with captions: --set references=signs, or the path "
+                "zscl needs reference images with captions: --set ref_dataset=signs, or the path "
                 "of a folder of class folders or of a CSV"
             )
 
     def check_session(self, student: Student, session: Session) -> None:
-        self.looked_up(student.backbone.preprocess)
+        self.load_references(student.backbone.preprocess)
 
-    def looked_up(self, preprocess: Preprocess) -> Dataset[ImageArray]:
-        if self.found is None:
-            self.found = load_dataset(self.references, preprocess)
-        return self.found
+    def load_references(self, preprocess: Preprocess) -> Dataset[ImageArray]:
+        """Load the reference images on first use."""
+        if self.references is None:
+            self.references = load_dataset(self.ref_dataset, preprocess)
+        return self.references
 
     def external_images(self, preprocess: Preprocess) -> list[str]:
-        """Every reference by its place, bytes and class; a set that is drawn is its name."""
-        self._check_given()
-        if self.references in SYNTHETIC:
+        """Key and caption of each reference image; none for a generated set."""
+        self._check_ref_dataset()
+        if self.ref_dataset in SYNTHETIC:
             return []
-        found = load_dataset(self.references, preprocess)
-        keys = (found.train.images.key(row) for row in range(len(found.train.labels)))
-        names = (found.prompts.caption(found.classes[n]) for n in found.train.labels)
-        return [f"{key} {name}" for key, name in zip(keys, names, strict=True)]
+        dataset = load_dataset(self.ref_dataset, preprocess)
+        keys = (dataset.train.images.key(row) for row in range(len(dataset.train.labels)))
+        captions = (dataset.prompts.caption(dataset.classes[n]) for n in dataset.train.labels)
+        return [f"{key} {caption}" for key, caption in zip(keys, captions, strict=True)]
 
     def begin_session(self, student: Student, session: Session) -> None:
         student.sync_copy(self.average)
-        self.samples = 1  # where the session begins is the first
+        self.samples = 1  # the weights at the start of the session
 
     def loss(self, student: Student, batch: Batch) -> Tensor:
-        return super().loss(student, batch) + self.weight * self.strayed(student)
+        loss = super().loss(student, batch)
+        return loss + self.distillation_weight * self.distillation(student)
 
-    def strayed(self, student: Student) -> Tensor:
-        """Cross-entropy to the original's answers, per picture and per caption, times T².
+    def distillation(self, student: Student) -> Tensor:
+        """L_image + L_text on reference images, times T².
 
-        Captions are read by the original model on both sides.
+        Cross-entropy to the original model's logits, over captions and over images. The original
+        model encodes the captions of both.
         """
-        found = self.looked_up(student.backbone.preprocess)
-        labels = found.train.labels
-        rows = torch.randperm(len(labels), generator=student.rng("references"))[: self.look]
-        pixels = found.train.images.read(rows.numpy()).float() / 255
-        names = (found.classes[labels[row]] for row in rows.tolist())
-        captions = [found.prompts.caption(name) for name in names]
+        dataset = self.load_references(student.backbone.preprocess)
+        labels = dataset.train.labels
+        order = torch.randperm(len(labels), generator=student.rng("references"))
+        rows = order[: self.ref_batch_size]
+        pixels = to_float(dataset.train.images.read(rows.numpy()))
+        classes = (dataset.classes[labels[row]] for row in rows.tolist())
+        captions = [dataset.prompts.caption(name) for name in classes]
         scale, T = student.backbone.logit_scale, self.temperature
         with torch.no_grad():
             texts = self.original.encode_text(captions)
-            old = scale * self.original.encode_image(pixels) @ texts.T / T
-        new = scale * student.backbone.encode_image(pixels) @ texts.T / T
-        images = soft_cross_entropy(new, old.softmax(dim=1)).mean()
-        captioned = soft_cross_entropy(new.T, old.T.softmax(dim=1)).mean()
-        return (images + captioned) * T**2
+            old_logits = scale * self.original.encode_image(pixels) @ texts.T / T
+        logits = scale * student.backbone.encode_image(pixels) @ texts.T / T
+        image_loss = soft_cross_entropy(logits, old_logits.softmax(dim=1)).mean()
+        text_loss = soft_cross_entropy(logits.T, old_logits.T.softmax(dim=1)).mean()
+        return (image_loss + text_loss) * T**2
 
     def after_step(self, student: Student) -> None:
-        """w̄ ← (w̄ n + w) / (n + 1)."""
-        if self.every and student.steps % self.every == 0:
+        """θ̄ ← (n θ̄ + θ) / (n + 1)."""
+        if self.avg_freq and student.steps % self.avg_freq == 0:
             share = self.samples / (self.samples + 1)
             student.ema_update(self.average, active=share, frozen=share)
             self.samples += 1
 
     def end_training(self, student: Student, session: Session) -> None:
-        if self.every:  # the average is the model from here on
+        if self.avg_freq:  # the average becomes the model
             averaged = self.average.weights()
             student.assign({n: averaged[n] for n in student.selection.names})
 

@@ -1,4 +1,4 @@
-"""A Gaussian per class: what SLCA keeps of features instead of pictures."""
+"""SLCA's class statistics: a Gaussian of the image features of each class."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,32 +12,35 @@ RIDGE = 1e-4  # added to every variance: a class may have fewer features than di
 
 
 @dataclass
-class Gaussians:
-    """By class: mean `[W]`, a factor L with LLᵀ = covariance `[W, W]`, and the session, from 1."""
+class ClassGaussians:
+    """By class index: mean `[W]`, factor L with LLᵀ = covariance `[W, W]`, and session from 1."""
 
     means: dict[int, Tensor] = field(default_factory=dict)
     factors: dict[int, Tensor] = field(default_factory=dict)
     session: dict[int, int] = field(default_factory=dict)
 
-    def learn(self, label: int, features: Tensor, session: int) -> None:
+    def fit(self, label: int, features: Tensor, session: int) -> None:
+        """Estimate the Gaussian of a class from its features `[n, W]`."""
         mean = features.mean(dim=0)
         centred = (features - mean).double()
-        spread = centred.T @ centred / max(1, len(features) - 1)
+        covariance = centred.T @ centred / max(1, len(features) - 1)
         ridge = RIDGE * torch.eye(features.shape[1], dtype=torch.float64, device=features.device)
         self.means[label] = mean
-        self.factors[label] = torch.linalg.cholesky(spread + ridge).to(mean)
+        self.factors[label] = torch.linalg.cholesky(covariance + ridge).to(mean)
         self.session[label] = session
 
     def sessions(self) -> Tensor:
-        """Of each class `[C]`."""
+        """The session of each class `[C]`."""
         return torch.tensor([self.session[label] for label in sorted(self.means)])
 
-    def draw(self, count: int, now: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Features `[count, W]` and labels of classes drawn equally often. Means of older sessions
-        shrink: by 0.9 + 0.1 · session / sessions so far, as in SLCA's code."""
-        known = torch.tensor(sorted(self.means))
-        labels = known[torch.randint(len(known), (count,), generator=generator)]
-        mean = self.means[int(known[0])]
+    def sample(self, count: int, now: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw features `[count, W]` and labels, all classes equally likely.
+
+        Means of earlier sessions shrink by 0.9 + 0.1 · session / `now`, as in SLCA's code.
+        """
+        classes = torch.tensor(sorted(self.means))
+        labels = classes[torch.randint(len(classes), (count,), generator=generator)]
+        mean = self.means[int(classes[0])]
         noise = torch.randn(count, len(mean), generator=generator).to(mean.device)
         features = torch.empty_like(noise)
         for label in labels.unique().tolist():
@@ -47,13 +50,13 @@ class Gaussians:
         return features, labels.to(mean.device)
 
     def remove_class(self, index: int) -> None:
-        self.means, self.factors = (
-            remove_class_index(self.means, index),
-            remove_class_index(self.factors, index),
-        )
+        """Drop a class; the indices of those after it decrease by one."""
+        self.means = remove_class_index(self.means, index)
+        self.factors = remove_class_index(self.factors, index)
         self.session = remove_class_index(self.session, index)
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
+        """Tensors to save."""
         if not self.means:
             return {}
         return {
@@ -63,7 +66,8 @@ class Gaussians:
         }
 
     @classmethod
-    def of(cls, state: Mapping[str, Tensor]) -> "Gaussians":
+    def from_state_dict(cls, state: Mapping[str, Tensor]) -> "ClassGaussians":
+        """Restore `state_dict`."""
         if "session" not in state:
             return cls()
         pairs = state["session"].tolist()
