@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dosapp.experiments.plan import build_scenario, plan
-from dosapp.experiments.run import machine
+from dosapp.experiments.run import describe_machine
 from dosapp.settings import RunSettings
 from support import pins
 from support.settings import shared_only
@@ -23,7 +23,7 @@ GRIDS = {
     "mitigations": "mitigations",
     "probe": "probe",
 }
-SAME_MACHINE = (machine("cpu"), torch.__version__) == (PINS["machine"], PINS["torch"])
+SAME_MACHINE = (describe_machine("cpu"), torch.__version__) == (PINS["machine"], PINS["torch"])
 
 
 def agrees(found: dict[str, object], pin: dict[str, object]) -> None:

@@ -13,7 +13,7 @@ import torch
 from dosapp.backbones.clip import CLIPBackbone
 from dosapp.backbones.registry import load_backbone
 from dosapp.experiments.plan import build_scenario
-from dosapp.experiments.run import machine
+from dosapp.experiments.run import describe_machine
 from dosapp.history.history import History
 from dosapp.learner.learner import Learner
 from dosapp.methods.registry import METHODS
@@ -131,7 +131,7 @@ def write() -> None:
     history, versions, old = old_versions()
     image = build_scenario(RunSettings.parse(SETTINGS), net.preprocess).tasks[0].test.read([0])[0]
     pins = {
-        "machine": machine("cpu"),
+        "machine": describe_machine("cpu"),
         "torch": torch.__version__,
         "learners": learners,
         "old_learner": described(old),

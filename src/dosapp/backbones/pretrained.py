@@ -1,5 +1,6 @@
-"""A backbone before any learning, read when it is first asked for. Learners at several states and
-their histories share one.
+"""The backbone before any training, loaded when it is first needed.
+
+Learners at several versions and their histories share one.
 """
 
 from functools import cached_property
@@ -12,24 +13,27 @@ from dosapp.errors import InputError
 
 
 class PretrainedBackbone:
-    def __init__(self, name: str, fingerprint: str, net: Backbone | None = None) -> None:
-        self.name, self.fingerprint, self._given = name, fingerprint, net
+    """A backbone by name, whose fingerprint is checked when it is loaded."""
+
+    def __init__(self, name: str, fingerprint: str, backbone: Backbone | None = None) -> None:
+        self.name, self.fingerprint, self._given = name, fingerprint, backbone
 
     @cached_property
-    def net(self) -> Backbone:
-        net = self._given or load_backbone(self.name)
-        found = net.fingerprint()
-        if found != self.fingerprint:
+    def backbone(self) -> Backbone:
+        """The loaded backbone; its weights must not be changed."""
+        backbone = self._given or load_backbone(self.name)
+        fingerprint = backbone.fingerprint()
+        if fingerprint != self.fingerprint:
             raise InputError(
-                f"the learner began from a backbone of fingerprint {self.fingerprint}, but "
-                f"'{self.name}' has {found}; use the one it had"
+                f"the learner was trained from a backbone with fingerprint {self.fingerprint}, "
+                f"but '{self.name}' has {fingerprint}; use the original one"
             )
-        return net
+        return backbone
 
-    def tensor(self, key: str) -> Tensor | None:
-        """What a tensor of a state was then: a history's base."""
+    def state_tensor(self, key: str) -> Tensor | None:
+        """A tensor of a learner's state before any training: the base of its history."""
         role, _, name = key.partition("/")
         if role in ("method", "mask", "caution"):
             return None
-        found = self.net.weights().get(name)
-        return None if found is None else found.detach().cpu()
+        weight = self.backbone.weights().get(name)
+        return None if weight is None else weight.detach().cpu()

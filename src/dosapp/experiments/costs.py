@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dosapp.errors import unknown_name
 from dosapp.experiments.plan import Plan, plan
-from dosapp.experiments.run import machine, now
+from dosapp.experiments.run import describe_machine, timestamp
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import read_json, write_json
 from dosapp.runtime.process_memory import peak_memory, reset_peak_memory
@@ -63,12 +63,12 @@ def estimate(planned: Sequence[RunSettings], gpu: str | None = None) -> Estimate
     seconds, most = 0.0, 0.0
     for same in kinds.values():
         reset_peak_memory()
-        found, held = step_costs(plan(same[0]), counted=gpu is not None)
+        found, held = measure_step_costs(plan(same[0]), counted=gpu is not None)
         if gpu is None:
             each, memory = sum(part.steps * part.seconds for part in found), peak_memory() or 0.0
         else:
             each = sum(
-                part.steps * gpu_seconds(gpu, part, held, same[0].precision) for part in found
+                part.steps * estimate_gpu_seconds(gpu, part, held, same[0].precision) for part in found
             )
             memory = (CONTEXT + held + max(part.kept for part in found)) / 1e6
         seconds, most = seconds + len(same) * each, max(most, memory)
@@ -80,7 +80,7 @@ def gpus() -> dict[str, dict[str, float]]:
     return found
 
 
-def gpu_seconds(gpu: str, part: StepCost, held: float, precision: str) -> float:
+def estimate_gpu_seconds(gpu: str, part: StepCost, held: float, precision: str) -> float:
     """Seconds of a step: its arithmetic or its traffic, whichever takes longer. What is held is
     read once forwards and once backwards, activations are written and read."""
     peaks = gpus()[gpu]
@@ -89,7 +89,7 @@ def gpu_seconds(gpu: str, part: StepCost, held: float, precision: str) -> float:
     return max(part.operations / speed, traffic)
 
 
-def step_costs(planned: Plan, *, counted: bool = False) -> tuple[list[StepCost], float]:
+def measure_step_costs(planned: Plan, *, counted: bool = False) -> tuple[list[StepCost], float]:
     """What a run consists of, and the bytes its learner holds; operations only if counted."""
     s, stream = planned.settings, planned.scenario
     sessions = [stream.session(t) for t in range(len(stream.task_groups))]
@@ -195,8 +195,8 @@ def time_sessions(
             {"train": len(t.train), "test": len(t.test)} for t in plans[order[0]].scenario.tasks
         ],
         "backbones": {name: learners[name].fingerprint for name in plans},
-        "machine": machine(next(iter(learners.values())).device.type),
-        "finished": now(),
+        "machine": describe_machine(next(iter(learners.values())).device.type),
+        "finished": timestamp(),
     }
     write_json(place, result)
     return result

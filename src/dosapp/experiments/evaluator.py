@@ -1,4 +1,4 @@
-"""Asking a learner's experts about the test halves. Looks, never touches."""
+"""Evaluate a learner's experts on the test sets of a scenario. Nothing is changed."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -12,64 +12,84 @@ from dosapp.data.images import LabelledImages
 from dosapp.learner.learner import Learner
 from dosapp.scenario import Scenario
 
-LOOK = 256  # images per batch
+EVAL_BATCH_SIZE = 256
 
 
 class Evaluator:
-    def __init__(self, stream: Scenario, learner: Learner) -> None:
-        self.stream, self.learner = stream, learner
+    """Accuracies of the experts of a learner, in per cent.
+
+    Example:
+        >>> from dosapp import Learner, RunSettings
+        >>> from dosapp.experiments.plan import plan
+        >>> planned = plan(RunSettings(classes=6, tasks=2, test_images=4))
+        >>> evaluator = Evaluator(planned.scenario, Learner(backbone=planned.backbone))
+        >>> 0 <= evaluator.accuracy(planned.backbone, task=0, seen=[0]) <= 100
+        True
+    """
+
+    def __init__(self, scenario: Scenario, learner: Learner) -> None:
+        self.scenario, self.learner = scenario, learner
 
     def experts(self) -> Mapping[str, Expert]:
+        """All experts of the learner, by name."""
         return self.learner.method.experts(self.learner.student)
 
-    def answering(self) -> Expert:
-        """The expert whose answer is the learner's."""
-        return next(iter(self.experts().values()))
+    def accuracy(self, expert: Expert, task: int, seen: Iterable[int]) -> float:
+        """Accuracy on the test images of a task, over the classes of all seen tasks.
 
-    def accuracy(self, expert: Expert, j: int, seen: Iterable[int]) -> float:
-        """Per cent of task j's test pictures whose nearest class, of all those seen, is theirs."""
-        return 100 * float(
-            np.mean(self._answers(expert, j, seen) == self.stream.tasks[j].test.labels)
-        )
+        Args:
+            expert: The model that predicts.
+            task: The task whose test images are classified.
+            seen: The tasks whose classes can be predicted.
+        """
+        predicted = self._predict_task(expert, task, seen)
+        return 100 * float(np.mean(predicted == self.scenario.tasks[task].test.labels))
 
     def per_class(self) -> dict[str, float]:
-        """Of the answering expert, over all classes."""
-        found, every = {}, range(len(self.stream.tasks))
-        for j, task in enumerate(self.stream.tasks):
-            answers = self._answers(self.answering(), j, every)
-            for n, name in enumerate(task.classes):
-                found[name] = 100 * float(np.mean(answers[task.test.labels == n] == n))
-        return found
+        """Accuracy of the answering expert on each class, over all classes."""
+        accuracies, tasks = {}, range(len(self.scenario.tasks))
+        _, expert = self.learner.answering_expert
+        for n, task in enumerate(self.scenario.tasks):
+            predicted = self._predict_task(expert, n, tasks)
+            for label, name in enumerate(task.classes):
+                correct = predicted[task.test.labels == label] == label
+                accuracies[name] = 100 * float(np.mean(correct))
+        return accuracies
 
-    def control(self, expert: Expert | None = None) -> float:
-        """Zero-shot accuracy on classes that nobody trains, among themselves; NaN without any."""
-        expert = expert or self.answering()
-        right: list[bool] = []
-        for control, prompts in self.stream.controls:
+    def control_accuracy(self, expert: Expert | None = None) -> float:
+        """Zero-shot accuracy on classes that are never trained; NaN if there are none."""
+        expert = expert or self.learner.answering_expert[1]
+        correct: list[bool] = []
+        for control, prompts in self.scenario.controls:
             rows = np.arange(len(control.test.labels))
-            part = LabelledImages.from_split(control.test, rows, control.test.labels)
-            names = dict.fromkeys(control.classes, prompts)
-            right += list(self._nearest(expert, part, names) == part.labels)
-        return 100 * float(np.mean(right)) if right else math.nan
+            test = LabelledImages.from_split(control.test, rows, control.test.labels)
+            predicted = self._predict(expert, test, dict.fromkeys(control.classes, prompts))
+            correct += list(predicted == test.labels)
+        return 100 * float(np.mean(correct)) if correct else math.nan
 
-    def distance(self) -> float:
+    def expert_distance(self) -> float:
         """‖θ^T - θ^S‖ over the weights in which experts differ from the student."""
-        mine = self.learner.student.backbone.weights()
+        weights = self.learner.student.backbone.weights()
         total = 0.0
         for expert in self.experts().values():
-            for name, theirs in expert.weights().items():
-                if theirs is not mine[name]:
-                    total += (theirs - mine[name]).detach().square().sum().item()
+            for name, weight in expert.weights().items():
+                if weight is not weights[name]:
+                    total += (weight - weights[name]).detach().square().sum().item()
         return math.sqrt(total)
 
-    def _answers(self, expert: Expert, j: int, seen: Iterable[int]) -> Rows:
-        """Answers to task j's test, as positions in its classes; outside them: another task's."""
-        tasks = [self.stream.tasks[n] for n in seen]
-        names = {name: task.prompts for task in tasks for name in task.classes}
-        start = sum(len(task.classes) for task in self.stream.tasks[:j])
-        return self._nearest(expert, self.stream.tasks[j].test, names) - start
+    def _predict_task(self, expert: Expert, task: int, seen: Iterable[int]) -> Rows:
+        """Predictions as indices of the task's classes; outside its range: another task's class."""
+        tasks = [self.scenario.tasks[n] for n in seen]
+        prompts = {name: t.prompts for t in tasks for name in t.classes}
+        first = sum(len(t.classes) for t in self.scenario.tasks[:task])
+        return self._predict(expert, self.scenario.tasks[task].test, prompts) - first
 
-    def _nearest(self, expert: Expert, test: LabelledImages, names: Mapping[str, Prompts]) -> Rows:
-        batches = (self.learner.logits(x, expert, names).argmax(dim=1) for x in test.batches(LOOK))
-        found: Rows = torch.cat(list(batches)).cpu().numpy()
-        return found
+    def _predict(
+        self, expert: Expert, test: LabelledImages, prompts: Mapping[str, Prompts]
+    ) -> Rows:
+        batches = (
+            self.learner.logits(pixels, expert, prompts).argmax(dim=1)
+            for pixels in test.batches(EVAL_BATCH_SIZE)
+        )
+        predicted: Rows = torch.cat(list(batches)).cpu().numpy()
+        return predicted

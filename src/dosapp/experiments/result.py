@@ -1,4 +1,4 @@
-"""`result.json`: the one format every table and figure is drawn from. See docs/result-format.md."""
+"""`result.json`: the one format that tables and figures are made from (docs/result-format.md)."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dosapp.errors import InputError
-from dosapp.experiments.metrics import DEFINITIONS, OF_R, Matrix
+from dosapp.experiments.metrics import DEFINITIONS, MATRIX_METRICS, Matrix
 from dosapp.runtime.files import read_json, write_bytes, write_json
 from dosapp.settings import LearnerSettings, RunSettings
 
@@ -21,25 +21,28 @@ Cells = list[list[float | None]]
 
 
 class Result(BaseModel):
+    """The result of a run. Accuracies are in per cent; None stands for not measured."""
+
     model_config = ConfigDict(extra="forbid")
 
     format: int = FORMAT
     key: str  # hash of everything that determines the result
     settings: dict[str, Any]
+    hyperparameters: dict[str, Any] = {}  # of the method, with defaults; not in files of 0.1
     label: str  # how tables call it: "SPU + D^u"
     evaluated: str  # the expert whose accuracy is reported
-    metrics: dict[str, float | None]  # per cent
+    metrics: dict[str, float | None]
     definitions: dict[str, str]  # the formula of each metric
-    R: Cells  # after the stream, of the evaluated expert; null where not measured
-    matrices: dict[str, dict[str, Cells]]  # expert → before, after the stream
+    R: Cells  # after the stream, of the evaluated expert
+    matrices: dict[str, dict[str, Cells]]  # expert → before and after the stream
     forgetting_matrix: Cells
     previous_tasks: dict[str, list[float | None]]  # before, after: accuracy on earlier tasks
     per_class: dict[str, float]  # at the end
-    tasks: list[dict[str, Any]]  # classes, and how many pictures: train, stream, test
+    tasks: list[dict[str, Any]]  # classes, and the numbers of images: train, stream, test
     stream: dict[str, Any]  # name, hash, images of each session's D^u, boundaries, left_out
-    pseudo_labels: list[float | None]  # per session, accuracy of the labels the adapter used
-    disagreement: list[float | None]  # per session, share of images the experts differ on
-    distance: dict[str, list[float]]  # ‖θ^T - θ^S‖ after lessons, after the stream
+    pseudo_labels: list[float | None]  # per session, accuracy of the adapter's labels
+    disagreement: list[float | None]  # per session, share of images the experts disagree on
+    distance: dict[str, list[float]]  # ‖θ^T - θ^S‖ after training, after the stream
     steps: dict[str, list[int]]
     seconds: dict[str, list[float]]
     peak_memory: float | None = None  # MB, of the process that finished the run
@@ -51,10 +54,11 @@ class Result(BaseModel):
 
     @property
     def matrix(self) -> Matrix:
+        """R as an array, with NaN for cells that were not measured."""
         return np.array(self.R, dtype=float)
 
     def write(self, folder: Path) -> None:
-        """`R.csv` first, `result.json` last: a folder with a result has everything."""
+        """Write `R.csv`, then `result.json`: a folder with a result is complete."""
         text = io.StringIO()
         rows = csv.writer(text)
         rows.writerow(["session", *(f"task {j + 1}" for j in range(len(self.R[0])))])
@@ -65,6 +69,11 @@ class Result(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> "Result":
+        """Read a result from its file or folder and check its numbers.
+
+        Raises:
+            InputError: The file is not a result, or its metrics are not those of its matrix.
+        """
         if path.is_dir():
             path = path / "result.json"
         values = read_json(path)
@@ -73,42 +82,42 @@ class Result(BaseModel):
                 f"'{path}' is not a result of format {FORMAT}; run it again to get one"
             )
         try:
-            found = cls(**values)
+            result = cls(**values)
         except ValidationError as error:
             raise InputError(
-                f"'{path}' is not a whole result ({error.errors()[0]['msg']})"
+                f"'{path}' is not a complete result ({error.errors()[0]['msg']})"
             ) from error
-        found._check_numbers(path)
-        return found
+        result._check_numbers(path)
+        return result
 
     def _check_numbers(self, path: Path) -> None:
-        """What it says of its matrix is what the formulas say, if it means the same by them."""
-        for name, formula in OF_R.items():
-            said, value = self.metrics.get(name), formula(self.matrix)
-            if said is None or self.definitions.get(name) != DEFINITIONS[name]:
+        """Compare the metrics with their formulas, if the definitions are today's."""
+        for name, formula in MATRIX_METRICS.items():
+            stated, value = self.metrics.get(name), formula(self.matrix)
+            if stated is None or self.definitions.get(name) != DEFINITIONS[name]:
                 continue
-            if not math.isclose(said, value, rel_tol=1e-6, abs_tol=1e-6):
+            if not math.isclose(stated, value, rel_tol=1e-6, abs_tol=1e-6):
                 raise InputError(
-                    f"'{path}' says {name} {said:g}, but its own matrix gives {value:g}: it has "
-                    "been changed; run it again"
+                    f"'{path}' states {name} {stated:g}, but its own matrix gives {value:g}: it "
+                    "was changed; run it again"
                 )
 
 
-def cells(matrix: Matrix) -> Cells:
-    """NaN → null."""
+def matrix_cells(matrix: Matrix) -> Cells:
+    """A matrix as JSON: NaN becomes null."""
     return [[None if np.isnan(x) else float(x) for x in row] for row in matrix]
 
 
-# What may be compared
-
-
 def full_settings(result: Result) -> dict[str, Any]:
-    """With those that came after the result was written: they were off."""
-    return {**RunSettings().model_dump(mode="json"), **result.settings}
+    """All settings of a result by today's names; those added since then have their defaults."""
+    return {**RunSettings().model_dump(mode="json"), **RunSettings.rename_aliases(result.settings)}
+
+
+# Which results may be compared
 
 
 def check_same_definitions(results: Iterable[Result]) -> None:
-    """One table has one meaning for each of its columns."""
+    """Raise if two results define a metric differently."""
     first: dict[str, Result] = {}
     for result in results:
         for name, formula in result.definitions.items():
@@ -121,54 +130,57 @@ def check_same_definitions(results: Iterable[Result]) -> None:
 
 
 def check_same_tasks(one: Result, two: Result) -> None:
-    """The same classes in the same order, and as many pictures to ask about; or one is asked about
-    the whole test set and one about its half, as in a table of the paper."""
-    compared = {"classes": "tasks", "test": "numbers of test pictures"}
+    """Raise if two results have other classes or another number of test images.
+
+    A result on the whole test set may stand beside one on a half, as in a table of the paper.
+    """
+    compared = {"classes": "tasks", "test": "numbers of test images"}
     if full_settings(one)["full_test"] != full_settings(two)["full_test"]:
         del compared["test"]
-    for what, words in compared.items():
-        if [t.get(what) for t in one.tasks] != [t.get(what) for t in two.tasks]:
+    for name, description in compared.items():
+        if [t.get(name) for t in one.tasks] != [t.get(name) for t in two.tasks]:
             raise InputError(
-                f"results {one.key} and {two.key} are of different {words}; report them apart"
+                f"results {one.key} and {two.key} are of different {description}; report them apart"
             )
 
 
-# Settings that shape a stream: with all of them equal, its hash is the hash of the pictures.
-SHAPE = set(RunSettings.model_fields) - set(LearnerSettings.model_fields)
-SHAPE = SHAPE - {"data_dir", "stream_batch"} | {"seed", "caption"}
+# Settings that shape a scenario: if all are equal, its hash is the hash of the images.
+SCENARIO_SETTINGS = set(RunSettings.model_fields) - set(LearnerSettings.model_fields)
+SCENARIO_SETTINGS = SCENARIO_SETTINGS - {"data_dir", "stream_batch_size"} | {"seed", "template"}
 
 
 def check_comparable(results: Sequence[Result]) -> None:
-    """What one table may hold of a dataset: one backbone, the same tasks, and the same pictures
-    wherever the same were asked for. What was taught and streamed may differ (no stream, a part of
-    it, noise on it, a memory, joint training): that is what tables vary."""
-    alike: dict[str, Result] = {}
+    """Raise if results of a dataset cannot stand in one table.
+
+    They need one backbone, the same tasks, and the same images wherever their settings ask for the
+    same. What is trained and streamed may differ: that is what tables vary.
+    """
+    by_scenario: dict[str, Result] = {}
     for result in results:
-        first, said = results[0], full_settings(result)
+        first, settings = results[0], full_settings(result)
         check_same_tasks(first, result)
         if first.backbone.get("fingerprint") != result.backbone.get("fingerprint"):
             raise InputError(
                 f"results {first.key} and {result.key} are of different backbones: "
                 f"{first.backbone['name']} and {result.backbone['name']}; report them apart"
             )
-        shape = json.dumps([len(result.R), *(said[name] for name in sorted(SHAPE))])
-        other = alike.setdefault(shape, result)
+        shaping = [settings[name] for name in sorted(SCENARIO_SETTINGS)]
+        other = by_scenario.setdefault(json.dumps([len(result.R), *shaping]), result)
         if other.stream.get("hash") != result.stream.get("hash"):
             raise InputError(
-                f"results {other.key} and {result.key} have streams with the same settings but "
-                "other pictures; the data has changed between them"
+                f"results {other.key} and {result.key} have scenarios with the same settings but "
+                "other images; the data has changed between them"
             )
 
 
 def check_paired(one: Result, two: Result) -> None:
-    """Two results can be subtracted if they say the same of the same test halves. The seed halves
-    the test part, and noise may be put on it."""
+    """Raise if two results cannot be subtracted: they must use the same test images."""
     check_same_definitions([one, two])
     check_comparable([one, two])
-    mine, theirs = full_settings(one), full_settings(two)
+    first, second = full_settings(one), full_settings(two)
     for name in ("seed", "test_noise"):
-        if mine[name] != theirs[name]:
+        if first[name] != second[name]:
             raise InputError(
-                f"results {one.key} and {two.key} are asked about different test pictures: "
-                f"{name} is {mine[name]} and {theirs[name]}"
+                f"results {one.key} and {two.key} are evaluated on different test images: "
+                f"{name} is {first[name]} and {second[name]}"
             )

@@ -1,8 +1,8 @@
-"""The experiment: a stream, a learner, a matrix. The paper's Figure 1 as a loop.
+"""Run an experiment: train a learner on a scenario and fill the accuracy matrix (Figure 1).
 
-    for each session:  learn with labels → measure → adapt on the stream → measure
+    for each session:  learn with labels → evaluate → adapt on the stream → evaluate
 
-A run lives in a folder. Its learner's history is its checkpoint: killed at any moment, it goes on
+A run has a folder. The history of its learner is its checkpoint: killed at any moment, it continues
 from the last one and ends with the same bytes.
 """
 
@@ -25,7 +25,7 @@ from dosapp.errors import CorruptRecordError, InputError
 from dosapp.experiments.evaluator import Evaluator
 from dosapp.experiments.metrics import (
     DEFINITIONS,
-    OF_R,
+    MATRIX_METRICS,
     Matrix,
     forgetting_matrix,
     forward_transfer,
@@ -33,43 +33,50 @@ from dosapp.experiments.metrics import (
     sample_weighted_accuracy,
 )
 from dosapp.experiments.plan import Plan, plan, run_label
-from dosapp.experiments.result import Result, cells
+from dosapp.experiments.result import Result, matrix_cells
 from dosapp.learner.learner import Learner
+from dosapp.learner.persistence import write_description
+from dosapp.methods.base import AdaptResult
 from dosapp.runtime import distributed
 from dosapp.runtime.files import ensure_dir, lock_folder, read_json, write_json
 from dosapp.runtime.process_memory import peak_memory, reset_peak_memory
 from dosapp.settings import RunSettings
 
-EVERY = 50  # steps between checkpoints: what a kill can cost
+CHECKPOINT_INTERVAL = 50  # steps
 
 
 class RunCallback:
-    """What a run tells while it goes on; the default listens to nothing."""
+    """Called while a run goes on; every default does nothing."""
 
-    def on_begin(self, label: str, sessions: int) -> None: ...
+    def on_begin(self, label: str, sessions: int) -> None:
+        """The run starts or continues."""
 
-    def on_training_step(self, session: int, step: int, of: int, loss: float) -> None: ...
+    def on_training_step(self, session: int, step: int, total: int, loss: float) -> None:
+        """A labelled step was taken."""
 
-    def on_stream_step(self, session: int, step: int, of: int) -> None: ...
+    def on_stream_step(self, session: int, step: int, total: int) -> None:
+        """A batch of the stream was processed."""
 
-    def on_evaluation(self, session: int, row: list[float]) -> None: ...
+    def on_evaluation(self, session: int, accuracies: list[float]) -> None:
+        """A session is over; accuracies are those of the tasks seen so far."""
 
 
 @dataclass
 class Progress:
-    """Where a run stands and what it has measured; JSON in every checkpoint."""
+    """Position of a run and what it has measured: JSON in every checkpoint (field names are the
+    format's)."""
 
     session: int = 0
     phase: str = "learn"
     done: int = 0  # steps of this phase
     matrices: dict[str, dict[str, list[list[float | None]]]] = field(default_factory=dict)
-    ahead: list[float] = field(default_factory=list)
-    zero_shot: list[float] = field(default_factory=list)
-    untouched: float = 0.0
-    control: float = 0.0  # of the untouched model, like the two before it
-    right: list[int] = field(default_factory=list)  # pseudo-labels, per session
-    guessed: list[int] = field(default_factory=list)
-    differed: list[float] = field(default_factory=list)
+    ahead: list[float] = field(default_factory=list)  # accuracy on a task before it is learned
+    zero_shot: list[float] = field(default_factory=list)  # of the pretrained model, likewise
+    untouched: float = 0.0  # accuracy of the pretrained model over all classes
+    control: float = 0.0  # its accuracy on the control set
+    right: list[int] = field(default_factory=list)  # correct pseudo-labels, per session
+    guessed: list[int] = field(default_factory=list)  # pseudo-labels, per session
+    differed: list[float] = field(default_factory=list)  # images on which the experts disagree
     distance: dict[str, list[float]] = field(default_factory=lambda: {"lessons": [], "stream": []})
     steps: dict[str, list[int]] = field(default_factory=lambda: {"lessons": [], "stream": []})
     seconds: dict[str, list[float]] = field(
@@ -83,15 +90,37 @@ def run(
     *,
     resume: bool = False,
     wait: bool = False,
-    watch: RunCallback | None = None,
+    callback: RunCallback | None = None,
 ) -> Result:
-    """Run or finish a run in its folder; a finished one is read, not computed again. With `wait`,
-    one that another process is computing is waited for."""
+    """Run an experiment, or continue it; a finished one is read.
+
+    Args:
+        settings: The run, or its plan.
+        folder: Where its checkpoints and its result go.
+        resume: Continue the run in the folder if there is one.
+        wait: Wait for another process that is computing the same run.
+        callback: Called with the progress.
+
+    Returns:
+        The result, which is also in `folder/result.json`.
+
+    Raises:
+        InputError: The folder holds something else, or the settings cannot be run.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> small = RunSettings(classes=4, tasks=2, train_images=4, test_images=4, epochs=1)
+        >>> len(run(small, Path(tempfile.mkdtemp()) / "run").R)
+        2
+    """
     planned = settings if isinstance(settings, Plan) else plan(settings)
-    if _known(folder, planned.identity, resume) and (folder / "result.json").exists():
+    known = _check_folder(folder, planned.identity, resume)
+    if known and (folder / "result.json").exists():
         return Result.read(folder)
     with lock_folder(ensure_dir(folder), wait):
-        known = _known(folder, planned.identity, resume)  # whoever had the lock may have begun it
+        # Another process may have started or finished it meanwhile.
+        known = _check_folder(folder, planned.identity, resume)
         if known and (folder / "result.json").exists():
             return Result.read(folder)
         reset_peak_memory()
@@ -99,34 +128,37 @@ def run(
         learner = Learner(planned.settings.learner(), planned.backbone)
         threads = known["threads"] if known else torch.get_num_threads()
         if not known:
-            how = {"threads": threads, "processes": distributed.world_size()}
-            write_json(folder / "run.json", {"identity": planned.identity, **how})
-        with lock_folder(ensure_dir(folder / "learner")), _threads(threads):
-            return Experiment(planned, learner, folder, watch or RunCallback()).finish()
+            processes = distributed.world_size()
+            facts = {"identity": planned.identity, "threads": threads, "processes": processes}
+            write_json(folder / "run.json", facts)
+        with lock_folder(ensure_dir(folder / "learner")), _use_threads(threads):
+            return Experiment(planned, learner, folder, callback or RunCallback()).finish()
 
 
-def _known(folder: Path, identity: Mapping[str, Any], resume: bool) -> dict[str, Any] | None:
-    """What the folder says of the run in it, if it is this one; never take over another's."""
+def _check_folder(folder: Path, identity: Mapping[str, Any], resume: bool) -> dict[str, Any] | None:
+    """Read `run.json`; raise if the folder holds another run or something else."""
     path = folder / "run.json"
     if not path.exists():
-        left = [p for p in folder.iterdir() if p.name[0] != "."] if folder.exists() else []
-        if left and [p.name for p in left] != ["error.log"]:
+        others = [p for p in folder.iterdir() if p.name[0] != "."] if folder.exists() else []
+        if others and [p.name for p in others] != ["error.log"]:
             raise InputError(f"'{folder}' is not empty and holds no run; choose another --out")
         return None
     if not resume:
-        raise InputError(f"'{folder}' already holds a run; add --resume to go on with it")
-    found: dict[str, Any] = read_json(path)
-    if found.get("identity") != json.loads(json.dumps(identity)):
+        raise InputError(f"'{folder}' already holds a run; add --resume to continue it")
+    known: dict[str, Any] = read_json(path)
+    if known.get("identity") != json.loads(json.dumps(identity)):
         raise InputError(f"'{folder}' holds a run with other settings; choose another --out")
-    begun = found.get("processes", 1)
-    if begun != distributed.world_size() and not (folder / "result.json").exists():
-        raise InputError(f"'{folder}' was begun by {begun} process(es) and goes on with as many")
-    return found
+    processes = known.get("processes", 1)
+    if processes != distributed.world_size() and not (folder / "result.json").exists():
+        raise InputError(
+            f"'{folder}' was started with {processes} process(es); continue it with as many"
+        )
+    return known
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """The number of threads decides how sums are rounded, so a run keeps the one it began with."""
+def _use_threads(count: int) -> Iterator[None]:
+    """Use this number of threads: it decides how sums are rounded, so a run keeps its first one."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -136,187 +168,188 @@ def _threads(count: int) -> Iterator[None]:
 
 
 class Experiment:
-    def __init__(self, planned: Plan, learner: Learner, folder: Path, watch: RunCallback) -> None:
-        self.settings, self.stream, self.key = planned.settings, planned.scenario, planned.key
-        self.learner, self.folder, self.watch = learner, folder, watch
-        self.net = planned.backbone  # without what the method adds to it; the student trains it
+    """One run in progress."""
+
+    def __init__(
+        self, planned: Plan, learner: Learner, folder: Path, callback: RunCallback
+    ) -> None:
+        self.planned, self.settings = planned, planned.settings
+        self.scenario, self.learner = planned.scenario, learner
+        self.folder, self.callback = folder, callback
         self.evaluator = Evaluator(planned.scenario, learner)
         self.history = learner.history(folder / "learner")
         self.progress = Progress()
 
     def finish(self) -> Result:
-        sessions = len(self.stream.task_groups)
-        if not self._resumed():
-            self.learner.write_description(self.folder / "learner")
-            self._before_all()
-        progress = self.progress
-        self.watch.on_begin(run_label(self.settings), sessions)
-        while progress.session < sessions:
-            if progress.phase == "learn":
-                self._learn(progress.session)
+        """Run all sessions that are left, and write the result."""
+        if not self._resume():
+            write_description(self.learner, self.folder / "learner")
+            self._evaluate_pretrained()
+        sessions = len(self.scenario.task_groups)
+        self.callback.on_begin(run_label(self.settings), sessions)
+        while self.progress.session < sessions:
+            if self.progress.phase == "learn":
+                self._learn(self.progress.session)
             else:
-                self._adapt(progress.session)
-        result = self.result()
+                self._adapt(self.progress.session)
+        result = self._result()
         result.write(self.folder)
         return result
 
-    def _resumed(self) -> bool:
-        """Go on from the checkpoint, if there is one. Versions alone do not say where a run was."""
+    def _resume(self) -> bool:
+        """Continue from the checkpoint; versions alone do not say where a run was."""
         if not self.history.exists():
             return False
         try:
             state, working = self.history.resume()
         except CorruptRecordError as error:
-            warnings.warn(f"{error}; the run begins again", stacklevel=2)
+            warnings.warn(f"{error}; the run starts again", stacklevel=2)
             self.history.reset()
             return False
         self.learner.restore(state, working)
         self.progress = Progress(**working.facts["progress"])
         return True
 
+    # Phases
+
     def _learn(self, t: int) -> None:
-        progress, session = self.progress, self.stream.session(t)
+        progress, session = self.progress, self.scenario.session(t)
         if progress.done == 0:
-            self._look_ahead(t)
-        step = progress.done
-        lessons = self.learner.training_steps(session, progress.done)
+            self._evaluate_before_learning(t)
+        done = progress.done
+        steps = self.learner.training_steps(session, progress.done)
         while True:
             with self._timed("lessons", t):
-                lesson = next(lessons, None)
-            if lesson is None:
+                step = next(steps, None)
+            if step is None:
                 break
-            step = lesson.number
-            self.watch.on_training_step(t, lesson.number, lesson.of, lesson.loss)
-            if lesson.number % EVERY == 0:
-                progress.done = lesson.number
-                self._checkpoint()
-        self._count("steps", "lessons", t, step)
-        self._measure(t, "before")
-        self._next(t, "adapt", f"session {t + 1}: learned")
+            done = step.number
+            self.callback.on_training_step(t, step.number, step.total, step.loss)
+            if step.number % CHECKPOINT_INTERVAL == 0:
+                progress.done = step.number
+                self.history.checkpoint(self.learner.state(), self._working_state())
+        self._record("steps", "lessons", t, done)
+        self._evaluate(t, "before")
+        self._end_phase(t, "adapt", f"session {t + 1}: learned")
 
     def _adapt(self, t: int) -> None:
-        progress, session = self.progress, self.stream.session(t)
-        size, stream = self.settings.stream_batch_size, session.unlabelled
-        truth, batches = self.stream.stream_labels(t), -(-len(stream) // size)
-        if not self.learner.method.adapts:
-            batches = 0
+        progress, stream = self.progress, self.scenario.session(t).unlabelled
+        size, labels = self.settings.stream_batch_size, self.scenario.stream_labels(t)
+        batches = -(-len(stream) // size) if self.learner.method.adapts else 0
         for counter in (progress.right, progress.guessed, progress.differed):
             counter.extend([0] * (t + 1 - len(counter)))
         left = range(progress.done, batches)
         for n, pixels in zip(left, stream.batches(size, progress.done), strict=False):
             with self._timed("stream", t):
-                guess = self.learner.adapt(pixels)
-            if guess is not None:
-                right = guess.labels.cpu().numpy() == truth[n * size : n * size + len(pixels)]
-                if guess.trusted is not None:  # of the others no label was learned from
-                    right = right[guess.trusted.cpu().numpy()]
-                progress.right[t] += int(right.sum())
-                progress.guessed[t] += len(right)
-                progress.differed[t] += guess.disagreement * len(right)
-            self.watch.on_stream_step(t, n + 1, batches)
-            if (n + 1) % EVERY == 0:
+                result = self.learner.adapt(pixels)
+            if result is not None:
+                self._count_pseudo_labels(t, result, labels[n * size : n * size + len(pixels)])
+            self.callback.on_stream_step(t, n + 1, batches)
+            if (n + 1) % CHECKPOINT_INTERVAL == 0:
                 progress.done = n + 1
-                self._checkpoint()
-        self._count("steps", "stream", t, batches)
-        self._measure(t, "after", same=batches == 0)
-        self._next(t, "learn", f"session {t + 1}: adapted")
+                self.history.checkpoint(self.learner.state(), self._working_state())
+        self._record("steps", "stream", t, batches)
+        self._evaluate(t, "after", unchanged=batches == 0)
+        self._end_phase(t, "learn", f"session {t + 1}: adapted")
 
-    def _next(self, t: int, phase: str, reason: str) -> None:
-        self.progress.session = t + (phase == "learn")
-        self.progress.phase, self.progress.done = phase, 0
-        row = next(iter(self.progress.matrices.values()))["before" if phase == "adapt" else "after"]
-        self.history.commit(self.learner.state(), reason, {"accuracy": row[t]})
-        self._checkpoint()
+    def _count_pseudo_labels(self, t: int, result: AdaptResult, labels: np.ndarray) -> None:
+        correct = result.labels.cpu().numpy() == labels
+        if result.trusted is not None:  # gated images are not learned from
+            correct = correct[result.trusted.cpu().numpy()]
+        self.progress.right[t] += int(correct.sum())
+        self.progress.guessed[t] += len(correct)
+        self.progress.differed[t] += result.disagreement * len(correct)
 
-    def _checkpoint(self) -> None:
+    def _end_phase(self, t: int, next_phase: str, reason: str) -> None:
+        self.progress.session = t + (next_phase == "learn")
+        self.progress.phase, self.progress.done = next_phase, 0
+        when = "before" if next_phase == "adapt" else "after"
+        accuracies = next(iter(self.progress.matrices.values()))[when][t]
+        measured = {"accuracy": accuracies}
+        self.history.append(self.learner.state(), self._working_state(), reason, measured)
+
+    def _working_state(self) -> Any:
         working = self.learner.working_state()
         working.facts["progress"] = asdict(self.progress)
-        self.history.checkpoint(self.learner.state(), working)
+        return working
 
-    # Measuring
+    # Evaluation
 
-    def _before_all(self) -> None:
-        """Zero-shot accuracy on each task among the classes met by then, and on the control set."""
-        net, every = self.net, range(len(self.stream.tasks))
-        self.progress.zero_shot = [self.evaluator.accuracy(net, j, range(j + 1)) for j in every]
-        self.progress.untouched = float(
-            np.mean([self.evaluator.accuracy(net, j, every) for j in every])
-        )
-        self.progress.control = self.evaluator.control(net)
+    def _evaluate_pretrained(self) -> None:
+        """Zero-shot accuracy on each task among the classes seen by then, and on the control set."""
+        backbone, tasks = self.planned.backbone, range(len(self.scenario.tasks))
+        accuracy = self.evaluator.accuracy
+        self.progress.zero_shot = [accuracy(backbone, j, range(j + 1)) for j in tasks]
+        overall = [accuracy(backbone, j, tasks) for j in tasks]
+        self.progress.untouched = float(np.mean(overall))
+        self.progress.control = self.evaluator.control_accuracy(backbone)
 
-    def _look_ahead(self, t: int) -> None:
-        """Accuracy on the next task before its lessons: what learning others did for it."""
-        expert = self.evaluator.answering()
-        for j in self.stream.task_groups[t]:
-            ahead = self.evaluator.accuracy(expert, j, range(j + 1))
-            self.progress.ahead = [*self.progress.ahead[:j], ahead]
+    def _evaluate_before_learning(self, t: int) -> None:
+        """Accuracy on the next task before it is learned, for forward transfer."""
+        _, expert = self.learner.answering_expert
+        for j in self.scenario.task_groups[t]:
+            accuracy = self.evaluator.accuracy(expert, j, range(j + 1))
+            self.progress.ahead = [*self.progress.ahead[:j], accuracy]
 
-    def _measure(self, t: int, when: str, same: bool = False) -> None:
-        """Row t of the matrix of every expert; `same` copies what was measured before."""
-        seen = self.stream.seen_tasks(t)
+    def _evaluate(self, t: int, when: str, unchanged: bool = False) -> None:
+        """Row t of the accuracy matrix of every expert; if unchanged, copied from before."""
+        seen = self.scenario.seen_tasks(t)
         with self._timed("measuring", t):
             for name, expert in self.evaluator.experts().items():
                 both = self.progress.matrices.setdefault(name, {"before": [], "after": []})
-                if same:
+                if unchanged:
                     row = both["before"][t]
                 else:
-                    row = [None] * len(self.stream.tasks)
+                    row = [None] * len(self.scenario.tasks)
                     for j in seen:
                         row[j] = self.evaluator.accuracy(expert, j, seen)
                 both[when] = [*both[when][:t], row]
         phase = {"before": "lessons", "after": "stream"}[when]
         distances = self.progress.distance[phase]
-        self.progress.distance[phase] = [*distances[:t], self.evaluator.distance()]
+        self.progress.distance[phase] = [*distances[:t], self.evaluator.expert_distance()]
         if when == "after":
-            first = next(iter(self.progress.matrices.values()))
-            self.watch.on_evaluation(t, [x for x in first["after"][t] if x is not None])
+            answering = next(iter(self.progress.matrices.values()))
+            self.callback.on_evaluation(t, [x for x in answering["after"][t] if x is not None])
 
     @contextmanager
     def _timed(self, phase: str, t: int) -> Iterator[None]:
         start = time.monotonic()
         yield
-        self._count("seconds", phase, t, time.monotonic() - start, add=True)
+        self._record("seconds", phase, t, time.monotonic() - start, add=True)
 
-    def _count(self, what: str, phase: str, t: int, value: float, add: bool = False) -> None:
-        counts: list[Any] = getattr(self.progress, what)[phase]
-        counts += [0] * (t + 1 - len(counts))
-        counts[t] = counts[t] + value if add else value
+    def _record(self, name: str, phase: str, t: int, value: float, add: bool = False) -> None:
+        """Set or add to a value of a session."""
+        values: list[Any] = getattr(self.progress, name)[phase]
+        values += [0] * (t + 1 - len(values))
+        values[t] = values[t] + value if add else value
 
-    # Telling
+    # Result
 
-    def result(self) -> Result:
-        progress, stream = self.progress, self.stream
-        expert = next(iter(progress.matrices))
+    def _result(self) -> Result:
+        progress, scenario = self.progress, self.scenario
+        answering = next(iter(progress.matrices))
         matrices = {
             name: {when: np.array(rows, dtype=float) for when, rows in both.items()}
             for name, both in progress.matrices.items()
         }
-        R: Matrix = matrices[expert]["after"]
-        sizes = np.array([len(task.test) for task in stream.tasks])
-        metrics = {name: formula(R) for name, formula in OF_R.items()}
-        metrics["sample_weighted_accuracy"] = sample_weighted_accuracy(R, sizes)
-        ahead, zero = np.array(progress.ahead), np.array(progress.zero_shot)
-        metrics["forward_transfer"] = forward_transfer(ahead, zero) if len(R) > 1 else np.nan
-        metrics["zero_shot_accuracy"] = progress.untouched
-        metrics["control_accuracy"] = self.evaluator.control()
-        metrics["control_kept"] = metrics["control_accuracy"] - progress.control
-        sessions = range(len(stream.task_groups))
+        R = matrices[answering]["after"]
+        before_after = {when: matrices[answering][when] for when in ("before", "after")}
+        sessions = range(len(scenario.task_groups))
         return Result(
-            key=self.key,
+            key=self.planned.key,
             settings=self.settings.model_dump(mode="json"),
+            hyperparameters=self.planned.method.hyperparameters(),
             label=run_label(self.settings),
-            evaluated=expert,
-            metrics={k: None if np.isnan(v) else v for k, v in metrics.items()},
+            evaluated=answering,
+            metrics={k: None if np.isnan(v) else v for k, v in self._metrics(R).items()},
             definitions=dict(DEFINITIONS),
-            R=cells(R),
+            R=matrix_cells(R),
             matrices={
-                name: {when: cells(rows) for when, rows in both.items()}
+                name: {when: matrix_cells(rows) for when, rows in both.items()}
                 for name, both in matrices.items()
             },
-            forgetting_matrix=cells(forgetting_matrix(R)),
-            previous_tasks={
-                when: previous_tasks(matrices[expert][when]) for when in ("before", "after")
-            },
+            forgetting_matrix=matrix_cells(forgetting_matrix(R)),
+            previous_tasks={when: previous_tasks(M) for when, M in before_after.items()},
             per_class=self.evaluator.per_class(),
             tasks=[
                 {
@@ -325,57 +358,65 @@ class Experiment:
                     "stream": len(task.unlabelled),
                     "test": len(task.test),
                 }
-                for task in stream.tasks
+                for task in scenario.tasks
             ],
             stream={
-                "name": stream.name,
-                "hash": stream.hash,
-                "images": [len(stream.session(t).unlabelled) for t in sessions],
-                "boundaries": list(stream.boundaries),
-                "left_out": stream.skipped,
+                "name": scenario.name,
+                "hash": scenario.hash,
+                "images": [len(scenario.session(t).unlabelled) for t in sessions],
+                "boundaries": list(scenario.boundaries),
+                "left_out": scenario.skipped,
             },
-            pseudo_labels=_shares(progress.right, progress.guessed, 100),
-            disagreement=_shares(progress.differed, progress.guessed, 100),
+            pseudo_labels=_percentages(progress.right, progress.guessed),
+            disagreement=_percentages(progress.differed, progress.guessed),
             distance=progress.distance,
             steps=progress.steps,
             seconds={k: [round(s, 3) for s in v] for k, v in progress.seconds.items()},
             peak_memory=peak_memory(),
-            backbone={
-                "name": self.settings.backbone,
-                "fingerprint": self.learner.fingerprint,
-            },
+            backbone={"name": self.settings.backbone, "fingerprint": self.learner.fingerprint},
             weights=self.learner.digest(),
             libraries={
                 name: importlib.metadata.version(name)
                 for name in ("dosapp", "torch", "transformers", "numpy")
             },
-            machine=machine(self.learner.device.type),
-            finished=now(),
+            machine=describe_machine(self.learner.device.type),
+            finished=timestamp(),
         )
 
+    def _metrics(self, R: Matrix) -> dict[str, float]:
+        progress, sizes = self.progress, [len(task.test) for task in self.scenario.tasks]
+        metrics = {name: formula(R) for name, formula in MATRIX_METRICS.items()}
+        metrics["sample_weighted_accuracy"] = sample_weighted_accuracy(R, np.array(sizes))
+        ahead, zero_shot = np.array(progress.ahead), np.array(progress.zero_shot)
+        metrics["forward_transfer"] = forward_transfer(ahead, zero_shot) if len(R) > 1 else np.nan
+        metrics["zero_shot_accuracy"] = progress.untouched
+        metrics["control_accuracy"] = self.evaluator.control_accuracy()
+        metrics["control_kept"] = metrics["control_accuracy"] - progress.control
+        return metrics
 
-def machine(device: str) -> str:
-    said = f"{_processor()}, {torch.get_num_threads()} threads"
+
+def describe_machine(device: str) -> str:
+    """Processor, threads and device, for a result."""
+    description = f"{_processor_name()}, {torch.get_num_threads()} threads"
     if device == "cuda":
-        said += f", {torch.cuda.get_device_name()}"
+        description += f", {torch.cuda.get_device_name()}"
     elif device != "cpu":
-        said += f", {device}"
-    return (
-        said if distributed.world_size() == 1 else f"{said}, {distributed.world_size()} processes"
-    )
+        description += f", {device}"
+    processes = distributed.world_size()
+    return description if processes == 1 else f"{description}, {processes} processes"
 
 
-def _processor() -> str:
-    """Linux has no other name for it than the first line of its own list."""
-    listed = Path("/proc/cpuinfo")
-    lines = listed.read_text().splitlines() if listed.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+def _processor_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")  # Linux has no other source
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
-def now() -> str:
+def timestamp() -> str:
+    """The current time in UTC, ISO 8601."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def _shares(parts: list[Any], wholes: list[int], times: float) -> list[float | None]:
-    return [times * p / w if w else None for p, w in zip(parts, wholes, strict=True)]
+def _percentages(parts: list[Any], totals: list[int]) -> list[float | None]:
+    return [100 * part / n if n else None for part, n in zip(parts, totals, strict=True)]

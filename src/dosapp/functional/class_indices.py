@@ -1,4 +1,4 @@
-"""Things kept by the position of a class, when a class goes and those after it move up."""
+"""Values by class index, when a class is removed."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -6,5 +6,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def remove_class_index(kept: Mapping[int, T], gone: int) -> dict[int, T]:
-    return {place - (place > gone): value for place, value in kept.items() if place != gone}
+def remove_class_index(values: Mapping[int, T], removed: int) -> dict[int, T]:
+    """Drop the value of a class and decrease the indices after it by one.
+
+    Example:
+        >>> remove_class_index({0: "a", 1: "b", 2: "c"}, 1)
+        {0: 'a', 1: 'c'}
+    """
+    return {index - (index > removed): v for index, v in values.items() if index != removed}

@@ -1,4 +1,4 @@
-"""How a teacher follows a student: one momentum where weights move, another where they do not."""
+"""The teacher's exponential moving average with two momenta (Eq. 3, 4 and 6)."""
 
 from collections.abc import Mapping
 
@@ -9,9 +9,9 @@ from dosapp.functional.masks import Weights
 
 
 def momentum_tensor(mask: Tensor, *, active: float, frozen: float) -> Tensor:
-    """p of Eq. 4, an affine image of the mask: `active` where it is set, `frozen` elsewhere.
+    """p of Eq. 4: `active` where the mask is True, `frozen` elsewhere; q is 1 - p.
 
-    q is 1 - p. With γ as `active` this is the labelled phase, with λ the unlabelled one.
+    `active` is γ in the labelled phase and λ in the unlabelled one; `frozen` is δ.
     """
     return (active - frozen) * mask.float() + frozen
 
@@ -24,30 +24,40 @@ def ema_update(
     *,
     active: float,
     frozen: float,
-    apart: Mapping[str, Tensor] | None = None,
+    differing: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """θ^T ← p θ^T + q θ^S in place (Eq. 3 and 6); a mask may be one truth for a whole tensor.
+    """θ^T ← p θ^T + q θ^S in place (Eq. 3 and 6).
 
-    `apart` has the flat positions `[K]` outside which the two are equal, for those tensors where
-    that is known: the average of equals is the same, so nothing is computed there.
+    Args:
+        teacher: Weights to update.
+        student: Weights to follow, by the same names.
+        mask: For each weight, which entries train; a bool stands for the whole weight.
+        active: Momentum of the entries that train.
+        frozen: Momentum of the others.
+        differing: Flat indices `[K]` outside which teacher and student are equal, for the weights
+            where that is known; nothing is computed there.
     """
     for name, weight in teacher.items():
-        at = (apart or {}).get(name)
-        theirs, mine, where = weight.view(-1), student[name].detach().view(-1), mask[name]
-        if isinstance(where, bool):
-            q: Tensor | float = 1 - (active if where else frozen)
+        indices = (differing or {}).get(name)
+        old, new = weight.view(-1), student[name].detach().view(-1)
+        weight_mask = mask[name]
+        if isinstance(weight_mask, bool):
+            q: Tensor | float = 1 - (active if weight_mask else frozen)
         else:
-            chosen = where.view(-1) if at is None else where.view(-1)[at]
-            q = (1 - momentum_tensor(chosen, active=active, frozen=frozen)).to(weight.dtype)
-        if at is None:
-            theirs.copy_(lerp(theirs, mine, q))
+            flat = weight_mask.view(-1)
+            flat = flat if indices is None else flat[indices]
+            q = (1 - momentum_tensor(flat, active=active, frozen=frozen)).to(weight.dtype)
+        if indices is None:
+            old.copy_(lerp(old, new, q))
         else:
-            theirs.index_copy_(0, at.long(), lerp(theirs[at], mine[at], q))
+            old.index_copy_(0, indices.long(), lerp(old[indices], new[indices], q))
 
 
 def lerp(old: Tensor, new: Tensor, q: Tensor | float) -> Tensor:
-    """(1 - q) old + q new, from the nearer end, so that both ends and the average of equals are
-    exact. Every operation is rounded by itself: a fused one would depend on an entry's neighbours.
+    """(1 - q) old + q new, exact at both ends and for equal tensors.
+
+    It starts from the nearer end. Every operation is rounded by itself, because a fused one would
+    depend on an entry's neighbours.
     """
     gap = new - old
     if not isinstance(q, Tensor):

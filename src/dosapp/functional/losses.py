@@ -1,4 +1,4 @@
-"""The loss CLIP was trained with, which every method starts from, and what some add to it."""
+"""CLIP's contrastive loss, and the terms that methods add to it."""
 
 from collections.abc import Mapping
 
@@ -10,17 +10,33 @@ Named = Mapping[str, Tensor]
 
 
 def clip_loss(
-    images: Tensor, texts: Tensor, scale: Tensor | float, rivals: Tensor | None = None
+    images: Tensor, texts: Tensor, scale: Tensor | float, negatives: Tensor | None = None
 ) -> Tensor:
     """Symmetric InfoNCE over B pairs of unit features `[B, D]`, targets on the diagonal.
 
     Equal captions in a batch are each other's negatives, as in FLYP and SPU: with all B captions
-    equal the loss is log B. A batch of one has loss zero. `rivals [R, D]` are captions that no
-    image of the batch has: with them images of a single class have something to be told from.
+    equal the loss is log B, and a batch of one has loss zero.
+
+    Args:
+        images: Image features `[B, D]`.
+        texts: Features of the images' captions `[B, D]`.
+        scale: exp(logit_scale).
+        negatives: Features of captions that no image of the batch has `[R, D]`; with them a batch
+            of a single class has a gradient.
+
+    Returns:
+        The scalar loss.
+
+    Example:
+        >>> features = torch.eye(2)
+        >>> round(clip_loss(features, features, 1.0).item(), 4)
+        0.3133
     """
     logits = scale * images @ texts.T  # [B, B]
     target = torch.arange(len(logits), device=logits.device)
-    columns = logits if rivals is None else torch.cat([logits, scale * images @ rivals.T], dim=1)
+    columns = logits
+    if negatives is not None:
+        columns = torch.cat([logits, scale * images @ negatives.T], dim=1)
     return (cross_entropy(columns, target) + cross_entropy(logits.T, target)) / 2
 
 
@@ -32,9 +48,9 @@ def distillation_loss(new: Tensor, old: Tensor, temperature: float) -> Tensor:
 
 
 def relation_distillation_loss(new: Tensor, old: Tensor, temperature: float) -> Tensor:
-    """PRD: per caption, how the batch's images are ranked. Logits are images × captions `[B, B]`.
+    """PRD: keep the ranking of the batch's images for each caption; logits `[B, B]`.
 
-    Mean over captions of the cross-entropy between the old and the new softmax over images.
+    The mean over captions of the cross-entropy between the old and the new softmax over images.
     """
     target = (old.T / temperature).softmax(dim=1)
     return cross_entropy(new.T / temperature, target)
@@ -59,14 +75,14 @@ def symmetric_cross_entropy(new: Tensor, old: Tensor) -> Tensor:
 
 
 def complementary_loss(logits: Tensor, excluded: Tensor) -> Tensor:
-    """-log(1 - p) averaged over the excluded classes of each row `[B]`: what an image is not."""
+    """-log(1 - p), averaged over the excluded classes of each row `[B]`."""
     logs = log_softmax(logits, dim=1)
     away = -torch.log1p(-logs.exp().clamp(max=1 - 1e-6))
     return (away * excluded).sum(dim=1) / excluded.sum(dim=1).clamp(min=1)
 
 
 def masked_cross_entropy(logits: Tensor, labels: Tensor, allowed: Tensor) -> Tensor:
-    """Cross-entropy over the classes each row may choose from, `allowed [B, C]`."""
+    """Cross-entropy over the allowed classes of each row, `allowed [B, C]`."""
     return cross_entropy(logits.masked_fill(~allowed, -torch.inf), labels)
 
 
@@ -86,6 +102,6 @@ def supervised_contrastive_loss(views: Tensor, temperature: float) -> Tensor:
 
 
 def quadratic_penalty(weights: Named, anchor: Named, cost: Named) -> Tensor:
-    """Σ cost · (θ - θ*)² over the weights that have a cost: MAS's, EATA's and PSMT's penalty."""
+    """Σ cost · (θ - θ*)² over the weights that have a cost (MAS, EATA, PSMT)."""
     terms = [(c * (weights[n] - anchor[n]).square()).sum() for n, c in cost.items()]
     return torch.stack(terms).sum() if terms else torch.zeros(())

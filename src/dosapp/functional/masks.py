@@ -1,4 +1,4 @@
-"""Which weights may move: gradient scores → top fraction → union over tasks (Eq. 1, m and m_u)."""
+"""Gradient scores → mask of the top fraction → union over tasks (Eq. 1, m and m_u)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
@@ -8,67 +8,67 @@ from torch import Tensor
 
 Weights = Mapping[str, Tensor]
 Scores = dict[str, Tensor]
-Mask = dict[str, Tensor]  # bool, True where a weight moves
+Mask = dict[str, Tensor]  # bool, True for entries that train
 
-Combine = Literal["max", "sum", "last", "normalised"]
+Merge = Literal["max", "sum", "last", "normalised"]
 Scope = Literal["tensor", "global"]
 
 
+def iter_gradients(weights: Weights, losses: Iterable[Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The gradient of each loss in turn; zeros for weights that a loss does not use."""
+    for loss in losses:
+        gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+        yield {
+            name: torch.zeros_like(weights[name]) if gradient is None else gradient
+            for name, gradient in zip(weights, gradients, strict=True)
+        }
+
+
 def gradient_scores(gradients: Iterable[Weights]) -> Scores:
-    """|mean gradient| of every weight over one pass of the data: F in Eq. 1.
+    """|mean gradient| of every entry over one pass of the data: F in Eq. 1.
 
     The absolute value comes last, so that gradients of opposite sign cancel.
     """
     total: dict[str, Tensor] = {}
     count = 0
-    for found in gradients:
-        for name, grad in found.items():
-            total[name] = total[name] + grad if name in total else grad
+    for by_name in gradients:
+        for name, gradient in by_name.items():
+            total[name] = total[name] + gradient if name in total else gradient
         count += 1
     if count == 0:
-        raise ValueError("cannot score weights on an empty stream of losses")
-    return {name: (grad / count).abs() for name, grad in total.items()}
-
-
-def iter_gradients(weights: Weights, losses: Iterable[Tensor]) -> Iterator[dict[str, Tensor]]:
-    """The gradient of each loss in turn."""
-    for loss in losses:
-        grads = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
-        yield {
-            name: torch.zeros_like(weights[name]) if grad is None else grad
-            for name, grad in zip(weights, grads, strict=True)
-        }
+        raise ValueError("cannot score weights without losses")
+    return {name: (gradient / count).abs() for name, gradient in total.items()}
 
 
 def top_count(fraction: float, numel: int) -> int:
-    """floor(c · n), forgiving the last bit of c, and never nothing."""
+    """floor(c · n), tolerant to the last bit of c, and at least 1."""
     return max(1, int(fraction * numel + 1e-6))
 
 
 def top_fraction(scores: Scores, fraction: float, scope: Scope = "tensor") -> Mask:
-    """True for the highest-scoring `fraction` of each tensor (or of all); zeros never count."""
+    """Mask of the highest scores, in each tensor or over all tensors; zeros are never selected."""
     if scope == "global":
-        everything = torch.cat([score.flatten() for score in scores.values()])
-        kept = _top(everything, fraction).split([score.numel() for score in scores.values()])
-        return {name: keep.view_as(scores[name]) for name, keep in zip(scores, kept, strict=True)}
-    return {name: _top(s.flatten(), fraction).view_as(s) for name, s in scores.items()}
+        flat = torch.cat([score.flatten() for score in scores.values()])
+        parts = _top_mask(flat, fraction).split([score.numel() for score in scores.values()])
+        return {name: m.view_as(scores[name]) for name, m in zip(scores, parts, strict=True)}
+    return {name: _top_mask(s.flatten(), fraction).view_as(s) for name, s in scores.items()}
 
 
-def _top(flat: Tensor, fraction: float) -> Tensor:
-    keep = torch.zeros_like(flat, dtype=torch.bool)
-    keep[flat.topk(top_count(fraction, flat.numel())).indices] = True
-    return keep & (flat > 0)
+def _top_mask(flat: Tensor, fraction: float) -> Tensor:
+    mask = torch.zeros_like(flat, dtype=torch.bool)
+    mask[flat.topk(top_count(fraction, flat.numel())).indices] = True
+    return mask & (flat > 0)
 
 
-def merge_scores(best: Scores, scores: Scores, mask: Mask, how: Combine = "max") -> Scores:
-    """Scores of the tasks so far, zero outside m_1 ∪ … ∪ m_t.
+def merge_scores(merged: Scores, scores: Scores, mask: Mask, how: Merge = "max") -> Scores:
+    """Merge a task's scores into those of the tasks before it; zero outside m_1 ∪ … ∪ m_t.
 
-    One tensor instead of a list of masks: its support is the union, and m_u is its top fraction.
-    The paper leaves open how the scores of several tasks combine (docs/paper-notes.md#union).
+    One tensor stands for the list of masks: its support is their union, and m_u is its top
+    fraction. The paper leaves open how scores of several tasks merge (docs/paper-notes.md#union).
     """
     result: Scores = {}
     for name, score in scores.items():
-        new, old = score * mask[name], best.get(name, torch.zeros_like(score))
+        new, old = score * mask[name], merged.get(name, torch.zeros_like(score))
         if how == "normalised":
             new = new / new.max().clamp(min=torch.finfo(new.dtype).tiny)
         if how == "sum":
@@ -83,28 +83,38 @@ def merge_scores(best: Scores, scores: Scores, mask: Mask, how: Combine = "max")
 def reactivate_entries(
     mask: Mask, scores: Scores, owner: Mapping[str, Tensor], fraction: float, turn: int
 ) -> Mask:
-    """The mask with a share of it lent to entries that earlier sessions chose and it has lost.
+    """Lend a fraction of the mask to entries that earlier sessions selected and it has lost.
 
-    Each session whose entries `owner` names (from 1) gets an equal part of the share, filled with
-    its entries outside the mask by score; the next turn goes on where this one stopped. As many of
-    the mask's own entries, those with the lowest scores, rest meanwhile.
+    Every session gets an equal part of the fraction and fills it with its own entries outside the
+    mask, by score; the next turn continues where this one stopped. As many of the mask's own
+    entries, those with the lowest scores, rest.
+
+    Args:
+        mask: The mask of the stream.
+        scores: Best score of every entry over all sessions.
+        owner: The session, from 1, which that score is of; 0 if the entry was never selected.
+        fraction: Share of the mask that is lent.
+        turn: Number of the turn, from 0.
+
+    Returns:
+        A mask with as many entries as before.
     """
     result: Mask = {}
-    for name, own in mask.items():
-        flat, score, whose = own.flatten(), scores[name].flatten(), owner[name].flatten()
-        lost = ~flat & (whose > 0)
-        sessions = whose[lost].unique().tolist()
+    for name, weight_mask in mask.items():
+        flat, score, session_of = (t.flatten() for t in (weight_mask, scores[name], owner[name]))
+        lost = ~flat & (session_of > 0)
+        sessions = session_of[lost].unique().tolist()
         room = int(fraction * flat.sum()) // max(1, len(sessions))
         lent: list[Tensor] = []
         for session in sessions:
-            waiting = (lost & (whose == session)).nonzero().squeeze(1)
-            waiting = waiting[score[waiting].argsort(descending=True)]
-            start = turn * room % len(waiting)
-            lent.append(waiting.roll(-start)[:room])
-        mine = flat.nonzero().squeeze(1)
-        back = torch.cat([*lent, mine[:0]])
-        resting = mine[score[mine].argsort()[: len(back)]]
-        now = flat.clone()
-        now[resting], now[back] = False, True
-        result[name] = now.view_as(own)
+            candidates = (lost & (session_of == session)).nonzero().squeeze(1)
+            candidates = candidates[score[candidates].argsort(descending=True)]
+            start = turn * room % len(candidates)
+            lent.append(candidates.roll(-start)[:room])
+        own = flat.nonzero().squeeze(1)
+        active = torch.cat([*lent, own[:0]])
+        resting = own[score[own].argsort()[: len(active)]]
+        changed = flat.clone()
+        changed[resting], changed[active] = False, True
+        result[name] = changed.view_as(weight_mask)
     return result

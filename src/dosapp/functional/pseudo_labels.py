@@ -1,4 +1,4 @@
-"""Who labels an image that has no label (Eq. 5). Logits are cosines, `[B, C]` for each expert."""
+"""Pseudo-labels from two experts (Eq. 5). Logits are cosines `[B, C]`."""
 
 from collections.abc import Callable, Mapping
 
@@ -13,7 +13,7 @@ def max_logit_labels(teacher: Tensor, student: Tensor) -> Tensor:
 
 
 LABELLERS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "surer": max_logit_labels,
+    "max-logit": max_logit_labels,
     "teacher": lambda teacher, student: teacher.argmax(dim=1),
     "student": lambda teacher, student: student.argmax(dim=1),
 }

@@ -1,7 +1,6 @@
 """A record: one safetensors file with tensors, JSON facts in its header and a checksum over both.
 
-It is written beside its place, flushed, and renamed into it: a reader sees the old file or the new.
-Never pickle.
+Nothing is pickled, so reading a record cannot execute code.
 """
 
 import hashlib
@@ -21,13 +20,20 @@ from dosapp.runtime.files import write_bytes
 
 @dataclass
 class State:
-    """Named tensors and JSON facts: what a learner is at one moment."""
+    """Named tensors and JSON facts: a learner at one moment."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    private: bool = False  # holds images, so that its file is for the owner only
+
+    def clone(self) -> "State":
+        """A copy that later training steps do not change."""
+        tensors = {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
+        return State(tensors, self.facts, self.private)
 
 
-def checksum(state: State) -> str:
+def compute_checksum(state: State) -> str:
+    """SHA-256 of facts, names, types, shapes and bytes."""
     digest = hashlib.sha256(json.dumps(state.facts, sort_keys=True).encode())
     for name, tensor in sorted(state.tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -36,37 +42,38 @@ def checksum(state: State) -> str:
 
 
 def write_record(path: Path, state: State) -> str:
-    """Write and return the checksum."""
-    total = checksum(state)
+    """Write a record atomically and return its checksum."""
+    checksum = compute_checksum(state)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
-    header = {"facts": json.dumps(state.facts), "sha256": total}
-    write_bytes(path, save(tensors, header))
-    return total
+    header = {"facts": json.dumps(state.facts), "sha256": checksum}
+    write_bytes(path, save(tensors, header), state.private)
+    return checksum
 
 
 def read_record(path: Path) -> tuple[State, str]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-        state = State(tensors, json.loads(header["facts"]))
-    except FileNotFoundError as error:
-        raise CorruptRecordError(f"'{path}' does not exist") from error
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
-        raise CorruptRecordError(f"'{path}' is torn or not a record of dosapp ({error})") from error
-    if checksum(state) != header["sha256"]:
+    """Read a record and verify its checksum, which is returned with it."""
+    facts, checksum, tensors = _read_file(path, with_tensors=True)
+    state = State(tensors, facts)
+    if compute_checksum(state) != checksum:
         raise CorruptRecordError(
             f"'{path}' was changed after it was written: its checksum does not match"
         )
-    return state, header["sha256"]
+    return state, checksum
 
 
 def read_facts(path: Path) -> tuple[dict[str, Any], str]:
-    """The facts and the checksum a record claims to have, without reading any tensor."""
+    """The facts of a record and its recorded checksum, without reading any tensor."""
+    facts, checksum, _ = _read_file(path, with_tensors=False)
+    return facts, checksum
+
+
+def _read_file(path: Path, with_tensors: bool) -> tuple[dict[str, Any], str, dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-        return json.loads(header["facts"]), header["sha256"]
+            names = file.keys() if with_tensors else ()
+            tensors = {name: file.get_tensor(name) for name in names}
+        return json.loads(header["facts"]), header["sha256"], tensors
     except FileNotFoundError as error:
         raise CorruptRecordError(f"'{path}' does not exist") from error
     except (SafetensorError, KeyError, ValueError, OSError) as error:

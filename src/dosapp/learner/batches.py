@@ -1,4 +1,4 @@
-"""Which pictures a step of a session sees: a function of the seed, the session and the step."""
+"""The labelled batches of a session: a function of the seed, the session and the step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from dosapp.settings import LearnerSettings
 
 @dataclass(frozen=True)
 class EpochBatches:
-    """A pass over lessons, whose pictures are read when their turn comes."""
+    """One epoch over a session; each batch is read when its turn comes."""
 
     rows: Sequence[np.ndarray]
     read: Callable[[np.ndarray], Batch]
@@ -30,49 +30,63 @@ class EpochBatches:
 
 
 class SessionBatches:
-    """The batches of one session; `number` sessions came before it."""
+    """The batches of one session.
+
+    Args:
+        train: The images of the session.
+        labels: Their labels `[N]`, indices of the student's classes.
+        settings: Batch size and seed.
+        session: The number of sessions before this one.
+        replay_buffer: Images of earlier sessions.
+        device: Where batches are used.
+    """
 
     def __init__(
         self,
         train: LabelledImages,
-        labels: Tensor,  # [N], positions in the student's classes
+        labels: Tensor,
         settings: LearnerSettings,
-        number: int,
-        memory: ReplayBuffer,
+        session: int,
+        replay_buffer: ReplayBuffer,
         device: torch.device,
     ) -> None:
-        self.train, self.labels, self.number = train, labels, number
-        self.seed, self.replay_buffer, self.device = settings.seed, memory, device
-        self.size = min(settings.batch_size, len(train))
-        self.per_epoch = len(train) // self.size  # the last, smaller batch is left out
+        self.train, self.labels, self.session = train, labels, session
+        self.seed, self.replay_buffer, self.device = settings.seed, replay_buffer, device
+        self.batch_size = min(settings.batch_size, len(train))
+        self.per_epoch = len(train) // self.batch_size  # the last, smaller batch is dropped
 
-    def epoch(self, n: int) -> EpochBatches:
-        """New pictures only, for whoever wants to look at them all."""
-        return EpochBatches(self._order(n), lambda rows: self._placed(self._read(rows)))
+    def epoch(self, number: int) -> EpochBatches:
+        """One epoch of the session's own images, without replay."""
+        return EpochBatches(self._order(number), lambda rows: self._on_device(self._read(rows)))
 
     def read(self, step: int) -> Batch:
-        """The new pictures of a step, where they are; a thread may do this ahead of it."""
-        epoch, n = divmod(step, self.per_epoch)
-        return self._read(self._order(epoch)[n])
+        """Read the new images of a step into memory; can run in a thread ahead of it."""
+        epoch, number = divmod(step, self.per_epoch)
+        return self._read(self._order(epoch)[number])
 
-    def complete(self, batch: Batch, step: int) -> Batch:
-        """What was read, on the device and joined by as many pictures of the memory."""
-        batch = self._placed(batch)
-        old = self.replay_buffer.draw(len(batch.labels), self.number, step)
-        if old is None:
+    def with_replay(self, batch: Batch, step: int) -> Batch:
+        """Move a batch to the device and append as many replayed images."""
+        batch = self._on_device(batch)
+        replayed = self.replay_buffer.sample(len(batch.labels), self.session, step)
+        if replayed is None:
             return batch
-        again = (*old, torch.ones(len(old[1]), dtype=torch.bool))
-        both = zip((batch.pixels, batch.labels, batch.replayed), again, strict=True)
-        return Batch(*(torch.cat([now, to_device(then, self.device)]) for now, then in both))
+        pixels, labels = replayed
+        old = self._on_device(Batch(pixels, labels, torch.ones(len(labels), dtype=torch.bool)))
+        return Batch(
+            torch.cat([batch.pixels, old.pixels]),
+            torch.cat([batch.labels, old.labels]),
+            torch.cat([batch.replayed, old.replayed]),
+        )
 
     def _order(self, epoch: int) -> list[np.ndarray]:
-        order = numpy_rng("lessons", self.seed, self.number, epoch).permutation(len(self.train))
-        return np.array_split(order[: self.per_epoch * self.size], self.per_epoch)
+        """The rows of each batch of an epoch."""
+        order = numpy_rng("lessons", self.seed, self.session, epoch).permutation(len(self.train))
+        return np.array_split(order[: self.per_epoch * self.batch_size], self.per_epoch)
 
     def _read(self, rows: np.ndarray) -> Batch:
-        new = torch.zeros(len(rows), dtype=torch.bool)
-        return Batch(self.train.read(rows), self.labels[torch.from_numpy(rows)], new)
+        replayed = torch.zeros(len(rows), dtype=torch.bool)
+        return Batch(self.train.read(rows), self.labels[torch.from_numpy(rows)], replayed)
 
-    def _placed(self, batch: Batch) -> Batch:
+    def _on_device(self, batch: Batch) -> Batch:
         parts = (batch.pixels, batch.labels, batch.replayed)
         return Batch(*(to_device(part, self.device) for part in parts))

@@ -32,7 +32,7 @@ def export(learner: Learner, folder: Path, kind: str = "pretrained") -> None:
         raise InputError("the learner knows no classes yet; teach it a session before exporting it")
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"'{folder}' is not empty; export to a new folder")
-    name, expert = next(iter(learner.method.experts(learner.student).items()))
+    name, expert = learner.answering_expert
     if not isinstance(expert, CLIPBackbone):
         raise InputError(
             f"what answers here is {name}, which is more than one plain CLIP model; "
@@ -51,14 +51,14 @@ def export(learner: Learner, folder: Path, kind: str = "pretrained") -> None:
 
 def _classes(learner: Learner, expert: Expert, folder: Path) -> None:
     """Names and prompts for readers, and unit features `[C, D]` that need no text tower."""
-    known = {name: learner.student.prompts[name] for name in learner.classes}
+    head = learner.student.text_head
     words = {
         "classes": learner.classes,
-        "templates": {name: list(prompts.evaluate) for name, prompts in known.items()},
+        "templates": {name: list(prompts.evaluate) for name, prompts in head.prompts.items()},
         "scale": float(expert.logit_scale.detach()),
     }
     (folder / "classes.json").write_text(json.dumps(words, indent=1, ensure_ascii=False))
-    features = learner.student.class_embeddings(expert, known)
+    features = head.class_embeddings(expert)
     save_file({"features": features.contiguous()}, folder / "classes.safetensors")
 
 

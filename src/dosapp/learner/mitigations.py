@@ -1,9 +1,9 @@
-"""What holds adaptation back when the stream cannot be trusted: the paper's own mitigations.
+"""The paper's mitigations for streams that cannot be trusted (its section on limitations).
 
-Four values, each off by default, that work with every adapter because the learner owns the step:
-a gate (images no expert is sure of are not learned from), a tempered rate (unsure batches move the
-weights less), teachers that follow more slowly when few classes fill the stream, and a share of the
-mask lent, in turns, to entries of earlier sessions.
+All four are off by default. They work with every adapter, because the learner owns the step:
+confidence gating skips images on which every expert is unsure; entropy-based scaling lowers the
+learning rate on unsure batches; a skew-aware EMA slows teachers down on class-skewed streams; mask
+reactivation lends a share of the mask, in turns, to entries of earlier sessions.
 """
 
 import math
@@ -22,120 +22,127 @@ from dosapp.methods.base import AdaptResult, Method
 from dosapp.student.selection import Selection
 from dosapp.student.student import Student
 
-MEMORY = 0.9  # of the histogram, per batch
+HISTOGRAM_DECAY = 0.9  # per batch
 
 
 @dataclass(frozen=True)
 class BatchCheck:
-    """A batch as the experts see it before anything is learned from it."""
+    """What the experts say about a batch before it is learned from."""
 
-    trusted: Tensor  # [B] bool: the images to learn from
-    labels: Tensor | None = None  # [B], of the surest expert
-    rate: float = 1.0  # times the learning rate
+    trusted: Tensor | None = None  # [B] bool: images to learn from; None: all
+    labels: Tensor | None = None  # [B], of the most confident expert
+    lr_scale: float = 1.0
 
-    def completed(self, guess: AdaptResult | None) -> AdaptResult | None:
-        """The adapter's guess, with the experts' labels for the images it was not shown."""
-        if self.labels is None:
-            return guess
+    def select(self, pixels: Tensor) -> Tensor:
+        """The trusted images."""
+        return pixels if self.trusted is None else pixels[self.trusted]
+
+    def complete(self, result: AdaptResult | None) -> AdaptResult | None:
+        """Add the experts' labels of the images that the adapter did not get."""
+        if self.labels is None or self.trusted is None:
+            return result
         labels = self.labels.clone()
-        if guess is None:
+        if result is None:
             return AdaptResult(labels, trusted=self.trusted)
-        labels[self.trusted] = guess.labels
-        return replace(guess, labels=labels, trusted=self.trusted)
+        labels[self.trusted] = result.labels
+        return replace(result, labels=labels, trusted=self.trusted)
 
 
 @dataclass
 class Mitigations:
-    gate: float = 0.0  # least probability of the surest expert's answer
-    temper: bool = False  # rate times 1 - mean entropy / ln C
-    skew_aware: bool = False  # momentum from λ towards δ as the stream's classes skew
-    readmit: float = 0.0  # share of the mask that earlier sessions take turns in
-    every: int = 10  # stream steps per turn
-    histogram: Tensor = field(default_factory=lambda: torch.zeros(0))  # [C] of recent answers
-    scores: Scores = field(default_factory=dict)  # best of all sessions, zero where never chosen
-    owner: dict[str, Tensor] = field(default_factory=dict)  # which session that best is of, from 1
-    base: Mask = field(default_factory=dict)  # the stream's own mask
-    steps: int = 0  # of this stream
-    gated: int = 0  # images of the last batch that were not learned from
+    """Settings and state of the four mitigations."""
+
+    confidence_gate: float = 0.0  # least probability of the most confident expert
+    entropy_lr_scaling: bool = False  # learning rate times 1 - mean entropy / ln C
+    skew_aware_ema: bool = False  # momentum from λ towards δ with the stream's class skew
+    mask_reactivation: float = 0.0  # share of the mask that is lent
+    reactivation_interval: int = 10  # stream steps per turn
+    histogram: Tensor = field(default_factory=lambda: torch.zeros(0))  # [C] of recent labels
+    scores: Scores = field(default_factory=dict)  # best of all sessions, zero if never selected
+    owner: dict[str, Tensor] = field(default_factory=dict)  # session of that score, from 1
+    stream_mask: Mask = field(default_factory=dict)  # the mask without lent entries
+    steps: int = 0  # on this stream
 
     @torch.inference_mode()
-    def look(self, student: Student, method: Method, pixels: Tensor) -> BatchCheck:
-        """Ask the experts first, if anything depends on it."""
-        everything = torch.ones(len(pixels), dtype=torch.bool, device=pixels.device)
-        if not (self.gate or self.temper or self.skew_aware) or not method.adapts:
-            return BatchCheck(everything)
-        asked = torch.stack(
-            [
-                net.logit_scale * student.logits(pixels, net)
-                for net in method.experts(student).values()
-            ]
+    def check_batch(self, student: Student, method: Method, pixels: Tensor) -> BatchCheck:
+        """Ask the experts about a batch, if a mitigation needs it."""
+        is_needed = self.confidence_gate or self.entropy_lr_scaling or self.skew_aware_ema
+        if not is_needed or not method.adapts:
+            return BatchCheck()
+        experts = method.experts(student).values()
+        logits = torch.stack(
+            [expert.logit_scale * student.logits(pixels, expert) for expert in experts]
         )  # [experts, B, C]
-        sure = asked.softmax(dim=2).max(dim=2)  # [experts, B]
-        best = sure.values.argmax(dim=0)  # [B]
-        images, classes = torch.arange(len(pixels), device=best.device), asked.shape[2]
-        labels = sure.indices[best, images]
-        if self.skew_aware:
-            seen = labels.bincount(minlength=classes).float()
-            old = self.histogram if len(self.histogram) == classes else torch.zeros_like(seen)
-            self.histogram = MEMORY * old + seen
+        confidence = logits.softmax(dim=2).max(dim=2)  # [experts, B]
+        best = confidence.values.argmax(dim=0)  # [B]
+        rows, classes = torch.arange(len(pixels), device=best.device), logits.shape[2]
+        labels = confidence.indices[best, rows]
+        if self.skew_aware_ema:
+            counts = labels.bincount(minlength=classes).float()
+            old = self.histogram if len(self.histogram) == classes else torch.zeros_like(counts)
+            self.histogram = HISTOGRAM_DECAY * old + counts
             student.stream_skew = class_skew(self.histogram)
-        trusted, rate = sure.values.max(dim=0).values >= self.gate, 1.0
-        self.gated = int((~trusted).sum())
-        if self.temper and classes > 1 and trusted.any():
-            unsure = entropy(asked[best, images][trusted]).mean().item()
-            rate = max(0.0, 1 - unsure / math.log(classes))
-        return BatchCheck(trusted.clone(), labels.clone(), rate)
+        trusted = confidence.values.max(dim=0).values >= self.confidence_gate
+        lr_scale = 1.0
+        if self.entropy_lr_scaling and classes > 1 and trusted.any():
+            mean_entropy = entropy(logits[best, rows][trusted]).mean().item()
+            lr_scale = max(0.0, 1 - mean_entropy / math.log(classes))
+        return BatchCheck(trusted.clone(), labels.clone(), lr_scale)
 
     def remove_class(self, index: int) -> None:
-        """A class has gone: the answers are counted anew."""
+        """Count labels anew."""
         self.histogram = torch.zeros(0)
 
-    # Lending a share of the mask
+    # Mask reactivation
 
-    def remember(self, chosen: Selection, session: int) -> None:
-        """A session has chosen: keep each entry's best score, and whose it is."""
-        if not self.readmit:
+    def record_selection(self, selection: Selection, session: int) -> None:
+        """Keep each entry's best score and the session it is of."""
+        if not self.mask_reactivation:
             return
-        if chosen.mask is None or chosen.scores is None:
-            warnings.warn("readmit has no effect: the learner moves no mask", stacklevel=2)
+        if selection.mask is None or selection.scores is None:
+            warnings.warn("mask_reactivation has no effect: the method has no mask", stacklevel=2)
             return
-        for name, score in chosen.scores.items():
-            new = score * chosen.mask[name]
+        for name, score in selection.scores.items():
+            new = score * selection.mask[name]
             old = self.scores.get(name, torch.zeros_like(new))
-            whose = self.owner.get(name, torch.zeros_like(new, dtype=torch.int16))
-            self.owner[name] = torch.where(new > old, session + 1, whose)
+            owner = self.owner.get(name, torch.zeros_like(new, dtype=torch.int16))
+            self.owner[name] = torch.where(new > old, session + 1, owner)
             self.scores[name] = torch.maximum(old, new)
 
     def begin_stream(self, student: Student) -> None:
+        """Start a stream with the student's current mask."""
         self.histogram, self.steps = torch.zeros(0), 0
-        mask = student.selection.mask or {}
-        self.base = {n: m for n, m in mask.items() if n in self.scores} if self.readmit else {}
-        self._lend(student)
+        mask = (student.selection.mask or {}) if self.mask_reactivation else {}
+        self.stream_mask = {n: m for n, m in mask.items() if n in self.scores}
+        self._reactivate(student)
 
-    def after_step(self, student: Student) -> None:
+    def after_stream_step(self, student: Student) -> None:
+        """Lend the share of the mask to other entries when a turn is over."""
         self.steps += 1
-        if self.steps % self.every == 0:
-            self._lend(student)
+        if self.steps % self.reactivation_interval == 0:
+            self._reactivate(student)
 
-    def _lend(self, student: Student) -> None:
-        if self.base:
-            turn = self.steps // self.every
+    def _reactivate(self, student: Student) -> None:
+        if self.stream_mask:
+            turn, share = self.steps // self.reactivation_interval, self.mask_reactivation
             student.change_mask(
-                reactivate_entries(self.base, self.scores, self.owner, self.readmit, turn)
+                reactivate_entries(self.stream_mask, self.scores, self.owner, share, turn)
             )
 
-    # Saving
+    # State
 
     def state_dict(self) -> dict[str, Tensor]:
-        parts = {"scores": self.scores, "owner": self.owner, "base": self.base}
-        kept = {f"{part}/{name}": t for part, held in parts.items() for name, t in held.items()}
-        if self.readmit:
-            kept["steps"] = torch.tensor(self.steps)
-        return kept | ({"histogram": self.histogram} if len(self.histogram) else {})
+        """What every version of the learner stores."""
+        groups = {"scores": self.scores, "owner": self.owner, "base": self.stream_mask}
+        state = {f"{group}/{n}": t for group, held in groups.items() for n, t in held.items()}
+        if self.mask_reactivation:
+            state["steps"] = torch.tensor(self.steps)
+        return state | ({"histogram": self.histogram} if len(self.histogram) else {})
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        self.scores, self.owner, self.base = (
-            select_prefix(f"{part}/", tensors) for part in ("scores", "owner", "base")
+        """Restore `state_dict`."""
+        self.scores, self.owner, self.stream_mask = (
+            select_prefix(f"{group}/", tensors) for group in ("scores", "owner", "base")
         )
         self.histogram = tensors.get("histogram", torch.zeros(0))
         self.steps = int(tensors.get("steps", torch.tensor(0)))

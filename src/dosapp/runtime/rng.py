@@ -1,6 +1,6 @@
-"""Random numbers for a purpose and a place in time: the same words, the same numbers.
+"""Random generators keyed by purpose and position: the same key gives the same numbers.
 
-Nothing here is a running generator, so any step can be done again from its position alone.
+No generator keeps a running state, so any step can be repeated from its position alone.
 """
 
 import hashlib
@@ -9,14 +9,17 @@ import numpy as np
 import torch
 
 
-def derive_seed(*words: object) -> int:
-    digest = hashlib.sha256("/".join(map(str, words)).encode()).digest()
+def derive_seed(*key: object) -> int:
+    """Hash a key into a seed."""
+    digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
 
-def numpy_rng(*words: object) -> np.random.Generator:
-    return np.random.default_rng(derive_seed(*words))
+def numpy_rng(*key: object) -> np.random.Generator:
+    """A NumPy generator for a key, for example `numpy_rng("stream", seed, session)`."""
+    return np.random.default_rng(derive_seed(*key))
 
 
-def torch_rng(*words: object) -> torch.Generator:
-    return torch.Generator().manual_seed(derive_seed(*words))
+def torch_rng(*key: object) -> torch.Generator:
+    """A torch generator for a key, on the CPU."""
+    return torch.Generator().manual_seed(derive_seed(*key))

@@ -1,20 +1,18 @@
-"""A backbone, the classes it has met, and the one place where weights change.
+"""The student: a backbone with classes, and the one place where weights change.
 
-A method says what may move (`set_trainable`) and what is wrong (`step`); it never touches a weight.
-Twins of the student (teachers, anchors) are made, moved and kept apart here too.
+A method says which weights train (`set_trainable`) and what the loss is (`step`); it never writes a
+weight. Shared copies of the student (teachers, anchors) are created, updated and restored here too.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from dosapp.backbones.base import Backbone, Captions, Expert, Pixels
-from dosapp.data.base import Prompts
 from dosapp.errors import DivergedError
 from dosapp.functional.ema import ema_update
 from dosapp.functional.losses import clip_loss
@@ -30,333 +28,347 @@ from dosapp.student.sparse_parameter import (
     mask_indices,
     union_indices,
 )
+from dosapp.student.text_head import TextHead
 
-INITIAL_LOSS_SCALE = 2.0**10  # of losses in float16, at first
+INITIAL_LOSS_SCALE = 2.0**10  # for float16
 
 
 class Student:
+    """A backbone that trains.
+
+    Args:
+        backbone: The model; all its weights are frozen until some are selected.
+        lr: Learning rate of AdamW.
+        weight_decay: Of AdamW, on the backbone's own weights.
+        seed: Of all random numbers that methods draw.
+        half: Scale losses, because matrix products are in float16.
+
+    Example:
+        >>> from dosapp import Prompts, Selection, Student, load_backbone
+        >>> student = Student(load_backbone("tiny"), lr=1e-3)
+        >>> student.text_head.add_classes(["red plain circle", "blue plain star"], Prompts())
+        >>> student.set_trainable(Selection(tuple(student.backbone.first_mlp_weights())))
+        >>> student.step(student.clip_loss(torch.rand(2, 3, 32, 32), torch.tensor([0, 1])))
+        True
+    """
+
     def __init__(
         self,
-        net: Backbone,
+        backbone: Backbone,
         *,
         lr: float = PAPER_LR,
         weight_decay: float = 0.2,
         seed: int = 0,
         half: bool = False,
     ) -> None:
-        self.backbone = net
+        self.backbone, self.text_head = backbone, TextHead()
         self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
-        self.classes: list[str] = []
-        self.prompts: dict[str, Prompts] = {}
-        self.selection = Selection()  # what may move now
-        self.session_selection = Selection()  # what the lessons chose; adapters inherit it
-        self.stream_skew = 0.0  # of the stream: 1 makes teachers follow as slowly as they ever do
-        self.steps = 0
-        self.all_class_negatives = (
-            False  # whether captions of classes a batch lacks are its negatives too
-        )
+        self.selection = Selection()  # the weights that train now
+        self.session_selection = Selection()  # those of the labelled phase; adapters inherit them
+        self.stream_skew = 0.0  # class skew of the stream in [0, 1]; 1 slows teachers down most
+        self.steps = 0  # optimizer steps so far
+        self.all_class_negatives = False  # whether captions of absent classes enter the CLIP loss
         self.weights_assigned = False  # by `assign`, since the last step
-        self.trained_names: set[str] = set()  # every weight that was ever allowed to move
-        self._parameters: dict[str, SparseParameter] = {}
+        self.trained_names: set[str] = set()  # weights that were ever selected
+        self.trainable: dict[str, SparseParameter] = {}  # by name, of the current selection
         self._optimizer: torch.optim.Optimizer | None = None
-        # In float16 a small gradient would be zero: losses are scaled up, and gradients down again.
-        kind = net.logit_scale.device.type
-        self._scaler = torch.amp.GradScaler(kind, init_scale=INITIAL_LOSS_SCALE, enabled=half)
-        self._differing: dict[str, Tensor | None] = {}  # where twins can differ; None: anywhere
+        device = backbone.logit_scale.device.type
+        self._scaler = torch.amp.GradScaler(device, init_scale=INITIAL_LOSS_SCALE, enabled=half)
         self._copies: weakref.WeakSet[Backbone] = weakref.WeakSet()
-        self._texts: weakref.WeakKeyDictionary[Expert, tuple[object, Tensor]] = (
-            weakref.WeakKeyDictionary()
-        )
-        for weight in net.weights().values():
+        # Entries in which a copy can differ from the student: flat indices, or None for all.
+        self._differing: dict[str, Tensor | None] = {}
+        for weight in backbone.weights().values():
             weight.requires_grad_(False)
 
-    # Classes
+    @property
+    def classes(self) -> list[str]:
+        """The class names; a label is an index of this list."""
+        return self.text_head.classes
 
-    def add_classes(self, classes: Sequence[str], prompts: Prompts) -> None:
-        """Add the classes that are new; their captions come with them."""
-        for name in classes:
-            if name not in self.prompts:
-                self.classes.append(name)
-            self.prompts[name] = prompts
+    def rng(self, *purpose: object) -> torch.Generator:
+        """A random generator for a purpose at this step: repeating the step repeats its numbers."""
+        return torch_rng(*purpose, self.seed, self.steps)
 
-    def caption(self, name: str) -> str:
-        return self.prompts[name].caption(name)
+    # Forward passes and losses
 
-    # Looking
+    def encode_captions(self, expert: Expert | None = None) -> Tensor:
+        """Features `[C, D]` of the training caption of every class."""
+        return (expert or self.backbone).encode_text(self.text_head.captions())
 
-    def encode_captions(self, net: Expert | None = None) -> Tensor:
-        """Features `[C, D]` of the training caption of every class met."""
-        return (net or self.backbone).encode_text([self.caption(name) for name in self.classes])
+    def encode_shared_trunk(self, pixels: Tensor, copy: Backbone) -> tuple[Pixels, Captions]:
+        """Run a batch and all captions through the trunk once, for the student and a copy.
 
-    def encode_shared_trunk(self, pixels: Tensor, twin: Backbone) -> tuple[Pixels, Captions]:
-        """A batch and the caption of every class met, for the student and a twin: what both would
-        compute alike is done. Where their trunks differ nothing is."""
-        captions = [self.caption(name) for name in self.classes]
-        mine, theirs = self.backbone.trunk_weights(), twin.trunk_weights()
-        if any(theirs[name] is not mine[name] for name in mine):
+        Args:
+            pixels: Images `[B, 3, H, W]` in [0, 1].
+            copy: A shared copy of the student.
+
+        Returns:
+            Images and captions to be encoded by both models; as they were if the trunks differ.
+        """
+        captions = self.text_head.captions()
+        trunk, other = self.backbone.trunk_weights(), copy.trunk_weights()
+        if any(other[name] is not weight for name, weight in trunk.items()):
             return pixels, captions
         return self.backbone.encode_image_trunk(pixels), self.backbone.encode_text_trunk(captions)
 
-    @torch.no_grad()
-    def class_embeddings(self, net: Expert, names: Mapping[str, Prompts]) -> Tensor:
-        """Evaluation features `[C, D]`: the mean over templates, cached until a weight moves.
-        Captions of one template go together: they have their beginning in common."""
-        key = (net.revision, tuple(names.items()))
-        cached = self._texts.get(net)
-        if cached is None or cached[0] != key:
-            found: dict[str, Tensor] = {}
-            for prompts in dict.fromkeys(names.values()):
-                group = [name for name in names if names[name] == prompts]
-                texts = [net.encode_text([t.format(n) for n in group]) for t in prompts.evaluate]
-                means = normalize(torch.stack(texts).mean(dim=0), dim=-1)
-                found |= zip(group, means, strict=True)
-            cached = (key, torch.stack([found[name] for name in names]))
-            self._texts[net] = cached
-        return cached[1]
+    def encode_pairs(
+        self, pixels: Tensor, labels: Tensor, backbone: Backbone | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Features `[B, D]` of images and of the captions of their classes, each encoded once."""
+        backbone = backbone or self.backbone
+        present, index = labels.unique(return_inverse=True)
+        texts = backbone.encode_text(self.text_head.captions(present.tolist()))
+        return backbone.encode_image(pixels), texts[index]
 
-    def logits(self, pixels: Tensor, net: Expert | None = None) -> Tensor:
-        """Cosines `[B, C]` with the training captions, as the unlabelled phase compares them."""
-        net = net or self.backbone
-        return net.encode_image(pixels) @ self.encode_captions(net).T
+    def encode_absent_captions(self, labels: Tensor) -> Tensor | None:
+        """Features `[R, D]` of the captions of the classes that a batch lacks, if they are used."""
+        present = set(labels.tolist())
+        absent = [label for label in range(len(self.classes)) if label not in present]
+        if not self.all_class_negatives or not absent:
+            return None
+        return self.backbone.encode_text(self.text_head.captions(absent))
+
+    def clip_loss(self, pixels: Tensor, labels: Tensor) -> Tensor:
+        """CLIP's loss of images and the captions of their classes."""
+        images, texts = self.encode_pairs(pixels, labels)
+        negatives = self.encode_absent_captions(labels)
+        return clip_loss(images, texts, self.backbone.logit_scale, negatives)
+
+    def logits(self, pixels: Tensor, expert: Expert | None = None) -> Tensor:
+        """Cosines `[B, C]` of images with the training captions."""
+        expert = expert or self.backbone
+        return expert.encode_image(pixels) @ self.encode_captions(expert).T
 
     def image_logits(self, pixels: Tensor) -> Tensor:
-        """Scaled logits `[B, C]` in which only the image side can move, as in ports of classifiers
-        to CLIP."""
+        """Scaled logits `[B, C]` with a gradient for the image tower only."""
         with torch.no_grad():
             texts = self.encode_captions()
         return self.backbone.logit_scale.detach() * self.backbone.encode_image(pixels) @ texts.T
 
-    def rng(self, *words: object) -> torch.Generator:
-        """Random numbers for a purpose at this step: the same again when the step is repeated."""
-        return torch_rng(*words, self.seed, self.steps)
-
-    def encode_pairs(
-        self, pixels: Tensor, labels: Tensor, net: Backbone | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Features `[B, D]` of images and of the captions of their classes, each encoded once."""
-        net = net or self.backbone
-        present, place = labels.unique(return_inverse=True)
-        texts = net.encode_text([self.caption(self.classes[i]) for i in present.tolist()])
-        return net.encode_image(pixels), texts[place]
-
-    def clip_loss(self, pixels: Tensor, labels: Tensor) -> Tensor:
-        """Each image against the caption of its class, and against those of others if wanted."""
-        images, texts = self.encode_pairs(pixels, labels)
-        return clip_loss(
-            images, texts, self.backbone.logit_scale, self.encode_absent_captions(labels)
-        )
-
-    def encode_absent_captions(self, labels: Tensor) -> Tensor | None:
-        """Features `[R, D]` of the captions of all classes that are not these, if wanted."""
-        present = set(labels.tolist())
-        absent = [self.caption(c) for n, c in enumerate(self.classes) if n not in present]
-        return self.backbone.encode_text(absent) if self.all_class_negatives and absent else None
+    # Gradients without a step
 
     def score_weights(self, weights: Mapping[str, Tensor], losses: Iterable[Tensor]) -> Scores:
-        """How much each weight would like to move (Eq. 1); nothing moves yet."""
+        """|mean gradient| of every entry (Eq. 1); no weight changes."""
         return gradient_scores(self.iter_gradients(losses, weights))
 
     def iter_gradients(
         self, losses: Iterable[Tensor], weights: Mapping[str, Tensor]
     ) -> Iterator[dict[str, Tensor]]:
-        """For each loss in turn; nothing moves. The same in every process."""
-        # The steps' scale grows until it overflows, which costs them a step; here it would a mask.
+        """The gradient of each loss in turn, equal in every process; no weight changes."""
+        # A fixed scale: the scaler's grows until it overflows, which would cost a mask here.
         scale = INITIAL_LOSS_SCALE if self._scaler.is_enabled() else 1.0
-        with self._gradients_enabled(weights):
-            for found in (
-                iter_gradients(weights, (loss * scale for loss in losses)) if weights else ()
-            ):
-                distributed.average_gradients(list(found.values()))
-                if not all(bool(g.isfinite().all()) for g in found.values()):
+        if not weights:
+            return
+        with _gradients_enabled(weights):
+            for gradients in iter_gradients(weights, (loss * scale for loss in losses)):
+                distributed.average_gradients(list(gradients.values()))
+                if not all(bool(g.isfinite().all()) for g in gradients.values()):
                     raise DivergedError(
                         f"a gradient is not finite after {self.steps} steps with learning rate "
                         f"{self.lr:g}; try a smaller one, or --precision float32"
                     )
-                yield found if scale == 1 else {n: g / scale for n, g in found.items()}
+                yield gradients if scale == 1 else {n: g / scale for n, g in gradients.items()}
 
-    @contextmanager
-    def _gradients_enabled(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Let gradients of these weights be asked for, without letting the weights move."""
-        resting = [weight for weight in weights.values() if not weight.requires_grad]
-        for weight in resting:
-            weight.requires_grad_(True)
-        try:
-            yield
-        finally:
-            for weight in resting:
-                weight.requires_grad_(False)
-
-    # Moving
+    # Selection
 
     def select(self, selection: Selection) -> None:
-        """What a session's lessons move, and adapters after it unless they have their own."""
+        """Train these weights in a session, and on its stream unless the adapter has its own."""
         self.session_selection = selection
         self.set_trainable(selection)
 
     def drop_scores(self) -> None:
-        """Whoever wanted to know why has read them; they are as large as the weights they rank."""
+        """Free the scores of the selection, which are as large as the weights."""
         self.session_selection = self.selection = replace(self.selection, scores=None)
 
     def set_trainable(self, selection: Selection) -> None:
-        """Choose what may move from now on, with a fresh optimizer."""
-        for entries in self._parameters.values():
-            entries.release()
+        """Train these weights from now on, with a new optimizer."""
+        for parameter in self.trainable.values():
+            parameter.release()
         weights = self.backbone.weights()
-        for twin in self._copies:
-            theirs = twin.weights()
-            twin.materialize([n for n in selection.names if theirs[n] is weights[n]])
+        for copy in self._copies:
+            copied = copy.weights()
+            copy.materialize([n for n in selection.names if copied[n] is weights[n]])
         self.selection = selection
         self.trained_names.update(selection.names)
         mask = selection.mask or {}
-        self._parameters = {n: SparseParameter(weights[n], mask.get(n)) for n in selection.names}
-        for name, entries in self._parameters.items():
-            known = self._differing.get(name, entries.where)
-            self._differing[name] = keep_if_few(
-                union_indices(known, entries.where), entries.weight.numel()
-            )
+        self.trainable = {n: SparseParameter(weights[n], mask.get(n)) for n in selection.names}
+        for name, parameter in self.trainable.items():
+            known = self._differing.get(name, parameter.indices)
+            union = union_indices(known, parameter.indices)
+            self._differing[name] = keep_if_few(union, parameter.weight.numel())
         self._optimizer = None
-        if self._parameters:
-            towers = (
-                self.backbone.tower_weights()
-            )  # what a method adds has no reason to be near zero
+        if self.trainable:
+            towers = self.backbone.tower_weights()  # added parameters are not decayed
             groups = [
                 {
-                    "params": [e.values],
-                    "usual": self.lr * selection.lr_scales.get(n, 1.0),
-                    "weight_decay": self.weight_decay if n in towers else 0.0,
+                    "params": [parameter.values],
+                    "base_lr": self.lr * selection.lr_scales.get(name, 1.0),
+                    "weight_decay": self.weight_decay if name in towers else 0.0,
                 }
-                for n, e in self._parameters.items()
+                for name, parameter in self.trainable.items()
             ]
             self._optimizer = torch.optim.AdamW(groups)
 
     def change_mask(self, mask: Mask) -> None:
-        """Train other entries of the same tensors. Those in both masks keep their Adam moments; new
-        ones start from zero moments but with the tensor's count of steps, so bias correction does
-        not scale them: their first updates can be a few times as large as Adam's usual first."""
-        kept = {
-            n: {key: self._parameters[n].spread(t) if t.ndim else t for key, t in state.items()}
-            for n, state in self._moments().items()
+        """Train other entries of the same weights.
+
+        Entries in both masks keep their Adam moments. New ones start from zero moments but with the
+        weight's step count, so bias correction does not scale them: their first updates can be a
+        few times as large as Adam's usual first update.
+        """
+        dense_moments = {
+            name: {
+                key: self.trainable[name].to_dense(value) if value.ndim else value
+                for key, value in state.items()
+            }
+            for name, state in self._optimizer_moments().items()
         }
         inherited = self.session_selection is self.selection
         self.set_trainable(replace(self.selection, mask={**(self.selection.mask or {}), **mask}))
         if inherited:
             self.session_selection = self.selection
         assert self._optimizer is not None
-        for name, state in kept.items():
-            entries = self._parameters[name]
-            self._optimizer.state[entries.values] = {
-                key: entries.gather(t) if t.ndim else t for key, t in state.items()
+        for name, state in dense_moments.items():
+            parameter = self.trainable[name]
+            self._optimizer.state[parameter.values] = {
+                key: parameter.gather(value) if value.ndim else value
+                for key, value in state.items()
             }
 
-    def step(self, loss: Tensor, rate: float = 1.0) -> bool:
-        """One optimizer step; entries outside the selection stay bit-identical.
+    # Steps
 
-        A loss of exactly zero (a contrastive batch of one) teaches nothing: no step is taken, so
-        that weight decay and old moments do not act alone. Says whether a step was taken.
+    def step(self, loss: Tensor, lr_scale: float = 1.0) -> bool:
+        """Take one optimizer step; entries outside the selection stay bit-identical.
+
+        A loss of exactly zero (a contrastive batch of one image) gives no step, so that weight
+        decay and old moments do not act alone.
+
+        Args:
+            loss: A scalar with a graph.
+            lr_scale: Factor on the learning rate of this step.
+
+        Returns:
+            Whether the weights changed.
+
+        Raises:
+            DivergedError: The loss is infinite or NaN.
         """
         if not torch.isfinite(loss):
             raise DivergedError(
                 f"the loss became {loss.item()} at step {self.steps} with learning rate "
                 f"{self.lr:g}; try a smaller one, for example --lr {self.lr / 10:g}"
             )
-        if self._optimizer is None or loss.item() == 0 or rate == 0:
+        if self._optimizer is None or loss.item() == 0 or lr_scale == 0:
             return False
         self._optimizer.zero_grad(set_to_none=True)
-        scale = self._scaler.get_scale()
         self._scaler.scale(loss).backward()
-        found = [e.values.grad for e in self._parameters.values() if e.values.grad is not None]
-        distributed.average_gradients(found)
-        for entries in self._parameters.values():
-            entries.refresh()
+        return self.update_weights(lr_scale)
+
+    def update_weights(self, lr_scale: float = 1.0) -> bool:
+        """The part of a step after the backward pass; false if a float16 gradient overflowed."""
+        assert self._optimizer is not None
+        values = [parameter.values for parameter in self.trainable.values()]
+        distributed.average_gradients([v.grad for v in values if v.grad is not None])
+        for parameter in self.trainable.values():
+            parameter.refresh()
         for group in self._optimizer.param_groups:
-            group["lr"] = group["usual"] * rate
+            group["lr"] = group["base_lr"] * lr_scale
+        scale = self._scaler.get_scale()
         self._scaler.step(self._optimizer)
         self._scaler.update()
-        if self._scaler.get_scale() < scale:  # the gradient was not finite, and no step was taken
+        if self._scaler.get_scale() < scale:  # the scaler has skipped the step
             return False
-        for entries in self._parameters.values():
-            entries.scatter()
+        for parameter in self.trainable.values():
+            parameter.scatter()
         self.steps += 1
         self.backbone.revision += 1
         self.weights_assigned = False
         return True
 
     def last_gradients(self) -> dict[str, Tensor]:
-        """Of the last step, zero where nothing may move; gone with the next."""
+        """Dense gradients of the last step, zero outside the selection; freed by the next step."""
         return {
-            name: entries.spread(entries.values.grad)
-            for name, entries in self._parameters.items()
-            if entries.values.grad is not None
+            name: parameter.to_dense(parameter.values.grad)
+            for name, parameter in self.trainable.items()
+            if parameter.values.grad is not None
         }
 
     @torch.no_grad()
-    def assign(self, values: Mapping[str, Tensor], where: Mask | None = None) -> None:
-        """Set weights, everywhere or where the mask is True: restores and ensembles."""
+    def assign(self, values: Mapping[str, Tensor], mask: Mask | None = None) -> None:
+        """Set weights, everywhere or where a mask inside the selection is True."""
         weights = self.backbone.weights()
         for name, value in values.items():
             weight = weights[name]
-            weight.copy_(value if where is None else torch.where(where[name], value, weight))
-            if where is None:
-                self._differing[name] = None  # `where` lies inside what may move, which is known
+            weight.copy_(value if mask is None else torch.where(mask[name], value, weight))
+            if mask is None:
+                self._differing[name] = None
         self.backbone.revision += 1
         self.weights_assigned = True
 
-    # Twins
+    # Shared copies: teachers and anchors
 
     def shared_copy(self) -> Backbone:
-        """A second expert. It shares each tensor with the student until that tensor may move."""
-        twin = self.backbone.shared_copy(self.selection.names)
-        self._copies.add(twin)
-        return twin
+        """A copy of the backbone. It shares each weight with the student until that trains."""
+        copy = self.backbone.shared_copy(self.selection.names)
+        self._copies.add(copy)
+        return copy
 
     @torch.no_grad()
-    def load_copy(self, twin: Backbone, values: Mapping[str, Tensor]) -> None:
-        """Put a twin where it was."""
-        weights = twin.weights()
+    def load_copy(self, copy: Backbone, values: Mapping[str, Tensor]) -> None:
+        """Set weights of a copy."""
+        weights = copy.weights()
         for name, value in values.items():
             weights[name].copy_(value)
-        twin.revision += 1
+        copy.revision += 1
 
-    def sync_copy(self, twin: Backbone) -> None:
-        """Make a twin equal to the student again."""
-        mine, theirs = self.backbone.weights(), twin.weights()
-        self.load_copy(twin, {n: mine[n].detach() for n in mine if theirs[n] is not mine[n]})
-
-    def find_differences(self) -> None:
-        """Look where twins really differ, after weights were put in place from outside."""
-        mine = self.backbone.weights()
-        for name, entries in self._parameters.items():
-            others = [twin.weights()[name] for twin in self._copies]
-            found = [bits_differ(other, mine[name]) for other in others if other is not mine[name]]
-            moved = torch.stack(found).any(dim=0) if found else torch.zeros_like(mine[name]).bool()
-            self._differing[name] = keep_if_few(
-                union_indices(mask_indices(moved), entries.where), moved.numel()
-            )
+    def sync_copy(self, copy: Backbone) -> None:
+        """Make a copy equal to the student."""
+        weights, copied = self.backbone.weights(), copy.weights()
+        self.load_copy(copy, {n: w.detach() for n, w in weights.items() if copied[n] is not w})
 
     def ema_update(self, teacher: Backbone, *, active: float, frozen: float) -> None:
-        """Move a twin towards the student: `active` inside the mask, `frozen` outside."""
+        """Update a teacher by an exponential moving average of the student (Eq. 3 and 6).
+
+        Args:
+            teacher: A shared copy of the student.
+            active: Momentum of the entries that train (γ or λ).
+            frozen: Momentum of all other entries (δ).
+        """
         active += (frozen - active) * self.stream_skew
-        mine, theirs = self.backbone.weights(), teacher.weights()
-        apart = {n: theirs[n] for n in theirs if theirs[n] is not mine[n]}
-        chosen, mask = self.selection, self.selection.mask or {}
-        # Chosen without a mask: all of it moves. Not chosen: it rests now.
-        where = {n: mask.get(n, n in chosen.names) for n in apart}
-        known = {n: at for n, at in self._differing.items() if at is not None}
-        ema_update(apart, mine, where, active=active, frozen=frozen, apart=known)
+        weights, copied = self.backbone.weights(), teacher.weights()
+        own = {n: w for n, w in copied.items() if w is not weights[n]}
+        names, mask = self.selection.names, self.selection.mask or {}
+        # A selected weight without a mask trains whole; one that is not selected rests.
+        is_active = {n: mask.get(n, n in names) for n in own}
+        differing = {n: at for n, at in self._differing.items() if at is not None}
+        ema_update(own, weights, is_active, active=active, frozen=frozen, differing=differing)
         teacher.revision += 1
 
-    # Saving: what the next step needs besides the weights
+    def find_differences(self) -> None:
+        """Compare copies with the student entry by entry, after both were restored."""
+        weights = self.backbone.weights()
+        for name, parameter in self.trainable.items():
+            weight = weights[name]
+            copied = [copy.weights()[name] for copy in self._copies]
+            masks = [bits_differ(other, weight) for other in copied if other is not weight]
+            differs = torch.stack(masks).any(dim=0) if masks else torch.zeros_like(weight).bool()
+            union = union_indices(mask_indices(differs), parameter.indices)
+            self._differing[name] = keep_if_few(union, weight.numel())
+
+    # State of the optimizer
 
     def optimizer_state(self) -> dict[str, Tensor]:
+        """Moments of the optimizer and the loss scale."""
         moments = {
             f"{name}/{key}": value
-            for name, state in self._moments().items()
+            for name, state in self._optimizer_moments().items()
             for key, value in state.items()
         }
-        scaler = self._scaler.state_dict()  # empty unless it is in use
+        scaler = self._scaler.state_dict()  # empty unless it is enabled
         return moments | {f"scaler/{key}": torch.tensor(value) for key, value in scaler.items()}
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore `optimizer_state`; the selection must be the same."""
         scaler = select_prefix("scaler/", state)
         self._scaler.load_state_dict({key: value.item() for key, value in scaler.items()})
         for path, value in state.items():
@@ -364,10 +376,31 @@ class Student:
             if name == "scaler":
                 continue
             assert self._optimizer is not None
-            self._optimizer.state[self._parameters[name].values][key] = value.clone()
+            self._optimizer.state[self.trainable[name].values][key] = value.clone()
 
-    def _moments(self) -> dict[str, dict[str, Tensor]]:
+    def _optimizer_moments(self) -> dict[str, dict[str, Tensor]]:
         if self._optimizer is None:
             return {}
         states = self._optimizer.state
-        return {n: states[e.values] for n, e in self._parameters.items() if e.values in states}
+        return {n: states[p.values] for n, p in self.trainable.items() if p.values in states}
+
+    def held_tensors(self) -> list[Tensor]:
+        """All that the student stores besides the backbone's weights, to measure its memory."""
+        held = [*self.optimizer_state().values(), *self._differing.values()]
+        for parameter in self.trainable.values():
+            held += [parameter.values, parameter.values.grad, parameter.indices]
+        held += [*(self.selection.mask or {}).values(), *(self.selection.scores or {}).values()]
+        return [tensor for tensor in held if tensor is not None]
+
+
+@contextmanager
+def _gradients_enabled(weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let gradients of frozen weights be computed."""
+    frozen = [weight for weight in weights.values() if not weight.requires_grad]
+    for weight in frozen:
+        weight.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for weight in frozen:
+            weight.requires_grad_(False)

@@ -1,0 +1,177 @@
+"""A learner's state as tensors and facts, and the description in its folder."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from dosapp.data.base import Prompts
+from dosapp.errors import CorruptRecordError, InputError
+from dosapp.functional.named_tensors import select_prefix
+from dosapp.history.history import History
+from dosapp.history.record import State
+from dosapp.runtime.files import read_json, write_json
+from dosapp.settings import LearnerSettings
+from dosapp.student.selection import Selection
+
+if TYPE_CHECKING:
+    from dosapp.learner.learner import Learner
+
+FORMAT = 1  # of learner.json
+WORKING_FACTS = {"chosen"}  # that a learner writes itself; a run adds its progress
+
+
+@dataclass(frozen=True)
+class LearnerDescription:
+    """`learner.json`: what must be known before any tensor is read."""
+
+    settings: Mapping[str, Any]
+    fingerprint: str  # of the backbone before any training
+
+    @classmethod
+    def read(cls, folder: Path) -> "LearnerDescription":
+        """Read the description of the learner in a folder."""
+        path = folder / "learner.json"
+        if not path.exists():
+            inner = folder / "learner"
+            hint = f"; try '{inner}'" if (inner / "learner.json").exists() else ""
+            raise InputError(f"'{folder}' holds no learner: there is no learner.json in it{hint}")
+        values: dict[str, Any] = read_json(path)
+        if values.get("format") != FORMAT:
+            raise InputError(
+                f"'{folder}' has format {values.get('format')}; this dosapp reads {FORMAT}"
+            )
+        return cls(values["settings"], values["fingerprint"])
+
+    def learner_settings(self, folder: Path, device: str) -> LearnerSettings:
+        """The settings on a device; settings added since then have their defaults."""
+        return LearnerSettings.parse({**self.settings, "device": device}, str(folder))
+
+    @property
+    def backbone(self) -> str:
+        """The name of the backbone."""
+        name: str = self.settings["backbone"]
+        return name
+
+
+def write_description(learner: "Learner", folder: Path) -> None:
+    """Write `learner.json`, after checking that the folder is empty or the learner's own."""
+    check_folder(learner, folder)
+    facts = {
+        "format": FORMAT,
+        "settings": learner.settings.model_dump(mode="json", exclude={"device"}),
+        "fingerprint": learner.fingerprint,
+        "stores_images": learner.stores_images,
+    }
+    write_json(folder / "learner.json", facts)
+
+
+def check_folder(learner: "Learner", folder: Path) -> None:
+    """Raise an `InputError` if a folder holds something else than this learner."""
+    if (folder / "learner.json").exists():
+        known = LearnerDescription.read(folder)
+        settings = known.learner_settings(folder, learner.settings.device)
+        if settings != learner.settings or known.fingerprint != learner.fingerprint:
+            raise InputError(f"'{folder}' holds a learner with other settings; save elsewhere")
+    elif folder.exists() and any(path.name[0] != "." for path in folder.iterdir()):
+        raise InputError(f"'{folder}' is not empty and holds no learner; save elsewhere")
+
+
+def load_latest(history: History) -> tuple[State, State | None]:
+    """The last checkpoint; if it is corrupt, the newest readable version with a warning."""
+    try:
+        return history.resume()
+    except CorruptRecordError as error:
+        recovered = history.recover()
+        if recovered is None:
+            raise
+        number, state = recovered
+        warnings.warn(
+            f"{error}; continuing from version {number}, the last readable one", stacklevel=2
+        )
+        return state, None
+
+
+def capture_state(learner: "Learner") -> State:
+    """Everything that decides what a learner predicts and how it continues to learn."""
+    student, method = learner.student, learner.method
+    weights = student.backbone.weights()
+    tensors = {f"student/{n}": weights[n].detach() for n in sorted(student.trained_names)}
+    for role, copy in method.shared_copies().items():
+        own = {n: w.detach() for n, w in copy.weights().items() if w is not weights[n]}
+        tensors |= {f"{role}/{n}": w for n, w in own.items()}
+    tensors |= {f"method/{n}": t for n, t in method.state_dict().items()}
+    tensors |= {f"caution/{n}": t for n, t in learner.mitigations.state_dict().items()}
+    tensors |= {f"mask/{n}": m for n, m in (student.selection.mask or {}).items()}
+    prompts = student.text_head.prompts
+    facts = {
+        "classes": list(student.classes),
+        "prompts": {name: asdict(prompts[name]) for name in student.classes},
+        "sessions": learner.sessions,
+        "steps": student.steps,
+        **_selection_facts(student.selection),
+        "stored_images": len(learner.replay_buffer),
+    }
+    return State({name: tensor.cpu() for name, tensor in tensors.items()}, facts)
+
+
+def capture_working_state(learner: "Learner") -> State:
+    """What only the next step needs: optimizer, replay buffer, selection of the session."""
+    student = learner.student
+    selection = student.session_selection
+    is_other = selection is not student.selection  # in an extra stage
+    groups = {
+        "optimizer": student.optimizer_state(),
+        "memory": learner.replay_buffer.state_dict(),
+        "method": learner.method.working_state_dict(),
+        "chosen": (selection.mask or {}) if is_other else {},
+    }
+    tensors = {f"{group}/{n}": t.cpu() for group, held in groups.items() for n, t in held.items()}
+    facts = {"chosen": _selection_facts(selection)} if is_other else {}
+    return State(tensors, facts, private=learner.stores_images)
+
+
+def restore_state(learner: "Learner", state: State, working: State | None = None) -> None:
+    """Set a learner to a captured state, from whatever device it was captured."""
+    student, method, facts = learner.student, learner.method, state.facts
+    student.text_head.clear()
+    for name in facts["classes"]:
+        prompts = facts["prompts"][name]
+        student.text_head.add_classes([name], Prompts(prompts["train"], tuple(prompts["evaluate"])))
+    learner.sessions, student.steps = facts["sessions"], facts["steps"]
+
+    tensors = {n: t.to(learner.device) for n, t in state.tensors.items()}
+    extra = {n: t.to(learner.device) for n, t in working.tensors.items()} if working else {}
+    trained = select_prefix("student/", tensors)
+    student.set_trainable(Selection(tuple(trained)))  # copies stop sharing these weights
+    student.assign(trained)
+    for role, copy in method.shared_copies().items():
+        student.load_copy(copy, select_prefix(f"{role}/", tensors))
+    method.load_state_dict(select_prefix("method/", tensors) | select_prefix("method/", extra))
+    learner.mitigations.load_state_dict(select_prefix("caution/", tensors))
+    student.set_trainable(_read_selection(facts, select_prefix("mask/", tensors)))
+    student.find_differences()
+    student.session_selection = student.selection
+    if working is not None:
+        if "chosen" in working.facts:
+            mask = select_prefix("chosen/", extra)
+            student.session_selection = _read_selection(working.facts["chosen"], mask)
+        student.load_optimizer_state(select_prefix("optimizer/", extra))
+        learner.replay_buffer.load_state_dict(select_prefix("memory/", working.tensors))
+    student.weights_assigned = False  # the weights were the student's own
+
+
+def _selection_facts(selection: Selection) -> dict[str, Any]:
+    """A selection without its mask, as JSON."""
+    names, rates = list(selection.names), dict(selection.lr_scales)
+    return {"selection": {"names": names, "rates": rates}, "masked": selection.mask is not None}
+
+
+def _read_selection(facts: Mapping[str, Any], mask: dict[str, Tensor]) -> Selection:
+    values = facts["selection"]
+    return Selection(
+        tuple(values["names"]), mask if facts["masked"] else None, lr_scales=values["rates"]
+    )
