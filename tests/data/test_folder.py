@@ -1,0 +1,214 @@
+"""A user's own images: class folders, tar archives, CSV files, WebDataset shards."""
+
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from dosapp.data.folder import load_folder
+from dosapp.data.registry import load_dataset
+from dosapp.errors import InputError
+from dosapp.experiments.result import Result
+from support.cli import dosapp
+from support.images import BROKEN, PREPROCESS, write_class_folders, write_image, write_images
+
+
+class TestClassFolders:
+    def test_with_a_split(self, tmp_path: Path) -> None:
+        for split in ("train", "test"):
+            write_images(tmp_path / split / "big_cat", 4)
+            write_images(tmp_path / split / "dog", 3, "jpg")
+        data = load_folder(tmp_path)
+        assert data.classes == ("big cat", "dog")
+        assert (len(data.train.labels), len(data.test.labels)) == (7, 7)
+        assert data.train.images.open(6).size == (9, 8)
+
+    def test_without_a_split_a_third_is_tested(self, tmp_path: Path) -> None:
+        write_images(tmp_path / "cat", 9)
+        write_images(tmp_path / "dog", 9)
+        data = load_folder(tmp_path)
+        assert (len(data.train.labels), len(data.test.labels)) == (12, 6)
+
+    def test_val_is_a_test_split(self, tmp_path: Path) -> None:
+        for split in ("train", "val"):
+            write_image(tmp_path / split / "cat" / "0.png")
+            write_image(tmp_path / split / "dog" / "0.png")
+        assert load_folder(tmp_path).classes == ("cat", "dog")
+
+    def test_key_has_relative_name_and_content(self, tmp_path: Path) -> None:
+        write_images(tmp_path / "cat", 4)
+        before = load_folder(tmp_path).train.images.key(0)
+        Image.new("RGB", (9, 8), (1, 2, 3)).save(tmp_path / before.partition(":")[0])
+        after = load_folder(tmp_path).train.images.key(0)
+        assert after != before
+        assert after.partition(":")[0] == before.partition(":")[0]
+
+    def test_hidden_files_links_and_a_readme_beside_an_outer_folder(self, tmp_path: Path) -> None:
+        write_images(tmp_path / "elsewhere", 4)
+        write_images(tmp_path / "data" / "outer" / "dog", 4)
+        (tmp_path / "data" / "outer" / "cat").symlink_to(tmp_path / "elsewhere")
+        (tmp_path / "data" / "outer" / "back").symlink_to(tmp_path / "data")
+        (tmp_path / "data" / "README.md").write_text("x")
+        write_image(tmp_path / "data" / "outer" / "dog" / "._0.png")
+        data = load_folder(tmp_path / "data")
+        assert data.classes == ("cat", "dog")
+        assert len(data.train.labels) + len(data.test.labels) == 8
+
+
+class TestTars:
+    def test_a_tar_has_the_keys_of_its_folder(self, tmp_path: Path) -> None:
+        write_images(tmp_path / "pets" / "cat", 7)
+        with tarfile.open(tmp_path / "pets.tar", "w") as archive:
+            for n in (3, 1, 6, 0, 2, 5, 4):
+                archive.add(tmp_path / "pets" / "cat" / f"{n}.png", f"./pets/cat/{n}.png")
+        keys = []
+        for path in (tmp_path / "pets", tmp_path / "pets.tar"):
+            images = load_folder(path).train.images
+            keys.append([images.key(n).rpartition("/")[2] for n in range(len(images))])
+        assert keys[0] == keys[1]
+
+    def test_absolute_names(self, tmp_path: Path) -> None:
+        write_class_folders(tmp_path / "pets", ["cat", "dog"])
+        with tarfile.open(tmp_path / "pets.tar", "w") as archive:
+            for path in sorted((tmp_path / "pets").rglob("*.png")):
+                entry = archive.gettarinfo(path)
+                entry.name = f"/pets/{path.relative_to(tmp_path / 'pets')}"
+                with path.open("rb") as file:
+                    archive.addfile(entry, file)
+        assert load_folder(tmp_path / "pets.tar").classes == ("cat", "dog")
+
+
+class TestCSV:
+    def test_with_a_split(self, tmp_path: Path) -> None:
+        write_images(tmp_path / "images", 8)
+        rows = ["path,label,split"]
+        rows += [f"images/{n}.png,{'ab'[n % 2]},{'train' if n < 4 else 'test'}" for n in range(8)]
+        (tmp_path / "list.csv").write_text("\n".join(rows))
+        data = load_folder(tmp_path / "list.csv")
+        assert data.classes == ("a", "b")
+        assert data.train.labels.tolist() == [0, 1, 0, 1]
+        assert data.train.images.key(0).startswith("images/0.png:")
+
+    def test_absolute_paths(self, tmp_path: Path) -> None:
+        write_images(tmp_path / "elsewhere" / "cat", 6)
+        file = tmp_path / "lists" / "list.csv"
+        file.parent.mkdir()
+        rows = [f"{tmp_path}/elsewhere/cat/{n}.png,cat" for n in range(6)]
+        file.write_text("\n".join(["path,label", *rows]))
+        assert load_folder(file).train.images.key(0).startswith("../elsewhere/cat/")
+
+    def test_from_a_spreadsheet_and_with_a_short_row(self, tmp_path: Path) -> None:
+        write_images(tmp_path, 3)
+        file = tmp_path / "list.csv"
+        file.write_bytes(b"\xef\xbb\xbfpath,label\n0.png,a\n1.png,a\n2.png,a\n")
+        assert load_folder(file).classes == ("a",)
+        file.write_text("path,label,split\n0.png,a,train\n1.png,a,test\n2.png,a\n")
+        with pytest.raises(InputError, match="has the split ''; use train or test"):
+            load_folder(file)
+
+    def test_without_columns(self, tmp_path: Path) -> None:
+        file = tmp_path / "list.csv"
+        file.write_text("file,class\na.png,b\n")
+        with pytest.raises(InputError, match="columns path and label"):
+            load_folder(file)
+
+    def test_a_missing_label_or_image(self, tmp_path: Path) -> None:
+        file = tmp_path / "list.csv"
+        file.write_text("path,label\na.png\n")
+        with pytest.raises(InputError, match="row without a path or a label"):
+            load_folder(file)
+        file.write_text("path,label\na.png,a\nb.png,a\nc.png,a\n")
+        with pytest.raises(InputError, match=r"\.png' cannot be read"):
+            load_folder(file).train.images.key(0)
+
+
+class TestShards:
+    def write_shard(self, path: Path, labels: list[str]) -> None:
+        folder = path.parent / path.stem
+        for n, label in enumerate(labels):
+            write_image(folder / f"{n:04}.png", n)
+            (folder / f"{n:04}.cls").write_text(label)
+        with tarfile.open(path, "w") as archive:
+            for file in sorted(folder.iterdir()):
+                archive.add(file, file.name)
+        shutil.rmtree(folder)
+
+    def test_webdataset_shards(self, tmp_path: Path) -> None:
+        self.write_shard(tmp_path / "train-0000.tar", ["cat", "dog", "cat"])
+        self.write_shard(tmp_path / "train-0001.tar", ["dog"])
+        self.write_shard(tmp_path / "test-0000.tar", ["cat", "dog"])
+        data = load_dataset(str(tmp_path), PREPROCESS)
+        assert data.classes == ("cat", "dog")
+        assert data.train.labels.tolist() == [0, 1, 0, 1]
+        assert data.test.images.read([0, 1]).shape == (2, 3, 32, 32)
+
+    def test_a_test_shard_is_recognized_by_a_word_of_its_name(self, tmp_path: Path) -> None:
+        self.write_shard(tmp_path / "latest-0000.tar", ["cat", "dog", "cat", "dog"])
+        self.write_shard(tmp_path / "pets-val-0000.tar", ["cat", "dog"])
+        data = load_folder(tmp_path)
+        assert (len(data.train.labels), len(data.test.labels)) == (4, 2)
+
+    def test_an_image_without_a_label_is_named(self, tmp_path: Path) -> None:
+        write_images(tmp_path / "x", 2)
+        (tmp_path / "x" / "0.cls").write_text("cat")
+        with tarfile.open(tmp_path / "a.tar", "w") as archive:
+            for file in sorted((tmp_path / "x").iterdir()):
+                archive.add(file, file.name)
+        with pytest.raises(InputError, match=r"image '1\.png' without a \.cls"):
+            load_folder(tmp_path / "a.tar")
+
+
+class TestBadFolders:
+    def test_missing(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="does not exist"):
+            load_folder(tmp_path / "nowhere")
+
+    def test_no_classes(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="no class folders with images"):
+            load_folder(tmp_path)
+
+    def test_truncated_image(self, tmp_path: Path) -> None:
+        broken = write_images(tmp_path / "cat", 4) / "2.png"
+        broken.write_bytes(broken.read_bytes()[:40])
+        data = load_folder(tmp_path)
+        with pytest.raises(InputError, match=r"2\.png' cannot be read"):
+            [
+                split.images.open(row)
+                for split in (data.train, data.test)
+                for row in range(len(split.labels))
+            ]
+
+    def test_a_class_in_only_one_split(self, tmp_path: Path) -> None:
+        write_images(tmp_path / "train" / "cat", 2)
+        write_images(tmp_path / "train" / "dog", 2)
+        write_images(tmp_path / "test" / "cat", 2)
+        with pytest.raises(InputError, match=r"'dog'.*only one of train and test"):
+            load_folder(tmp_path)
+
+
+class TestUnreadableImagesInARun:
+    @pytest.fixture
+    def arguments(self, tmp_path: Path) -> list[object]:
+        for name in ("cat", "dog", "emu"):
+            write_images(tmp_path / "pets" / "train" / name, 4)
+            write_images(tmp_path / "pets" / "test" / name, 4)
+        for broken in ("train/emu/2.png", "test/cat/0.png", "test/dog/3.png"):
+            (tmp_path / "pets" / broken).write_bytes(BROKEN)
+        return ["run", "--data", "pets", "--tasks", 3, "--epochs", 1, "--batch-size", 4]
+
+    def test_the_first_is_named_before_training(self, arguments, tmp_path: Path) -> None:
+        result = dosapp(*arguments, "--out", "x", cwd=tmp_path, code=2)
+        assert "train/emu/2.png' cannot be read" in result.stderr
+        assert result.stderr.count("\n") == 1
+        assert not (tmp_path / "x").exists()
+
+    def test_or_they_are_skipped_and_counted(self, arguments, tmp_path: Path) -> None:
+        result = dosapp(*arguments, "--out", "x", "--skip-bad-images", cwd=tmp_path)
+        assert "1 image(s) are skipped; the first: image" in result.stderr
+        assert "2 image(s) are skipped; the first: image" in result.stderr
+        assert "test/cat/0.png' cannot be read" in result.stderr
+        tasks = Result.read(tmp_path / "x").tasks
+        assert [task["train"] for task in tasks] == [4, 4, 3]
+        assert [task["stream"] + task["test"] for task in tasks] == [3, 3, 4]
