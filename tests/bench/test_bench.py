@@ -1,140 +1,140 @@
-"""The benchmark compares two ways of doing the same."""
+"""The benchmark: both implementations agree, and every ratio is measured."""
 
 import json
 
 import pytest
 import torch
 
-from dosapp.bench.equivalence import NotEquivalentError, exact, near
-from dosapp.bench.implementations import Implementations, storages
-from dosapp.bench.measure import KEYS, bench, race
+from dosapp.bench.equivalence import NotEquivalentError, check_float32, check_float64
+from dosapp.bench.implementations import Implementations, storage_bytes
+from dosapp.bench.measure import KEYS, run_benchmark, time_alternating
 from dosapp.bench.model import middle, small
-from dosapp.bench.scaling import growth, line
-from dosapp.report.speed import TARGETS, UNMEASURED, slopes, table
+from dosapp.bench.scaling import fit_line, measure_growth
+from dosapp.report.speed import TARGETS, UNMEASURED, format_growth, format_ratios
 from support.cli import dosapp
 
 
-def test_both_do_the_same_in_both_phases() -> None:
-    assert set(exact()) == {"losses", "student", "teacher"}  # or it would have raised
+def test_both_agree_in_both_phases() -> None:
+    assert set(check_float64()) == {"losses", "student", "teacher"}  # or it would have raised
 
 
-def test_both_do_the_same_in_single_precision() -> None:
-    sides = Implementations(small()).sized(4, 10)
-    assert set(near(sides)) == {"losses", "labels", "gradients"}
-    teacher, student = sides.method.teacher.weights(), sides.student.backbone.weights()
-    assert all(torch.equal(teacher[n], student[n]) for n in student)  # nothing is left behind
+def test_both_agree_in_single_precision() -> None:
+    pair = Implementations(small()).set_size(4, 10)
+    assert set(check_float32(pair)) == {"losses", "labels", "gradients"}
+    teacher, student = pair.method.teacher.weights(), pair.student.backbone.weights()
+    assert all(torch.equal(teacher[n], student[n]) for n in student)  # the shift is undone
 
 
 def test_a_difference_stops_the_benchmark() -> None:
-    sides = Implementations(small()).sized(4, 10)
+    pair = Implementations(small()).set_size(4, 10)
     with torch.no_grad():
-        sides.plain.student.visual_projection.weight[0, 0] += 1
+        pair.baseline.student.visual_projection.weight[0, 0] += 1
     with pytest.raises(NotEquivalentError, match="of the two implementations differ by"):
-        near(sides)
+        check_float32(pair)
 
 
-def test_both_choose_the_same_mask_and_give_the_same_answers() -> None:
-    sides = Implementations(small(), double=True).sized(6, 7)
-    mine, theirs = sides.selection(), sides.plain_selection()
-    assert all(torch.equal(mine[n], theirs[n]) for n in mine)
-    assert torch.equal(sides.evaluation(), sides.plain_evaluation())
+def test_both_select_the_same_mask_and_predict_the_same() -> None:
+    pair = Implementations(small(), double=True).set_size(6, 7)
+    mask, baseline_mask = pair.select_mask(), pair.baseline_select_mask()
+    assert all(torch.equal(mask[n], baseline_mask[n]) for n in mask)
+    assert torch.equal(pair.evaluate(), pair.baseline_evaluate())
 
 
-def test_the_figures_are_ratios_and_all_there(tmp_path) -> None:
-    said = dosapp(
-        "bench", "--model", "small", "--quick", "--json", "--out", tmp_path / "made"
+def test_every_ratio_is_printed_and_written(tmp_path) -> None:
+    stdout = dosapp(
+        "bench", "--model", "small", "--quick", "--json", "--out", tmp_path / "bench"
     ).stdout
-    found = json.loads(said)
-    assert set(found["ratios"]) == set(KEYS) == set(TARGETS)
-    for name, ratio in found["ratios"].items():  # batch 64 is left out when it has to be quick
+    benchmark = json.loads(stdout)
+    assert set(benchmark["ratios"]) == set(KEYS) == set(TARGETS)
+    for name, ratio in benchmark["ratios"].items():  # --quick omits batch 64
         assert (ratio is None) == ("batch64" in name or name == "limit"), name
-    assert found["ratios"]["ttl_batch8_classes200"] > 1
-    assert found["ratios"]["allreduce"] == pytest.approx(0.1, abs=0.002)
-    assert 0 < found["ratios"]["update_share"] < 1
-    assert {n.partition("_")[0] for n in found["more"]} >= {"plain", "selection", "evaluation"}
+    assert benchmark["ratios"]["ttl_batch8_classes200"] > 1
+    assert benchmark["ratios"]["allreduce"] == pytest.approx(0.1, abs=0.002)
+    assert 0 < benchmark["ratios"]["update_share"] < 1
+    assert {n.partition("_")[0] for n in benchmark["more"]} >= {"plain", "selection", "evaluation"}
     for name in ("bench.json", "bench.md", "bench.png", "bench.svg"):
-        assert (tmp_path / "made" / name).stat().st_size > 0
+        assert (tmp_path / "bench" / name).stat().st_size > 0
 
 
 def test_growth_is_measured_at_every_size() -> None:
-    found = growth(
-        small(), repeats=1, batch_size=2, many=5, classes=(4, 9), batches=(1, 3), tasks=(1, 2, 12)
-    )
-    assert [found[n]["x"] for n in ("classes", "batch", "tasks")] == [[4, 9], [1, 3], [1, 2, 12]]
-    held = found["bytes"]["y"]  # random masks: a growing union, until all is no more work
-    assert held[1] > held[0]
-    assert held[2] <= held[0]
-    assert slopes(found).count("\n") == slopes(None).count("\n")
-    assert line([1, 2, 3], [2.0, 4.0, 6.0])["slope"] == pytest.approx(2)
+    growth = measure_growth(
+        small(), repeats=1, batch_size=2, num_classes=5, classes=(4, 9), batches=(1, 3),
+        tasks=(1, 2, 12),
+    )  # fmt: skip
+    assert [growth[n]["x"] for n in ("classes", "batch", "tasks")] == [[4, 9], [1, 3], [1, 2, 12]]
+    num_bytes = growth["bytes"]["y"]  # the union of random masks grows until the EMA is dense
+    assert num_bytes[1] > num_bytes[0]
+    assert num_bytes[2] <= num_bytes[0]
+    assert format_growth(growth).count("\n") == format_growth(None).count("\n")
+    assert fit_line([1, 2, 3], [2.0, 4.0, 6.0])["slope"] == pytest.approx(2)
 
 
-def test_what_was_not_measured_says_so() -> None:
-    assert table(None).count(UNMEASURED) == len(TARGETS)
+def test_unmeasured_ratios_are_marked() -> None:
+    assert format_ratios(None).count(UNMEASURED) == len(TARGETS)
 
 
 def test_a_storage_is_counted_once() -> None:
     tensor = torch.zeros(10)
-    assert storages([tensor, tensor[:5], None, tensor.view(2, 5), torch.zeros(2)]) == 48
+    assert storage_bytes([tensor, tensor[:5], None, tensor.view(2, 5), torch.zeros(2)]) == 48
 
 
-def test_repetitions_take_turns() -> None:
-    said: list[str] = []
-    found = race(
-        {"a": lambda: said.append("a"), "b": lambda: said.append("b")},
+def test_repetitions_alternate() -> None:
+    calls: list[str] = []
+    timings = time_alternating(
+        {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")},
         3,
-        lambda name: said.append(" "),
+        lambda name: calls.append(" "),
     )
-    assert "".join(said) == " b a a b b a"
-    assert len(found["a"].seconds) == 3
+    assert "".join(calls) == " b a a b b a"
+    assert len(timings["a"].seconds) == 3
 
 
 def test_an_unknown_model_is_one_sentence() -> None:
     assert "did you mean 'middle'" in dosapp("bench", "--model", "midle", code=2).stderr
 
 
-def test_it_can_all_be_measured() -> None:
-    found = bench(small())
-    assert all(ratio is not None for ratio in found["ratios"].values())
+def test_nothing_is_left_unmeasured() -> None:
+    benchmark = run_benchmark(small())
+    assert all(ratio is not None for ratio in benchmark["ratios"].values())
 
 
-def thinking(sides: Implementations, step) -> dict[str, int]:
-    """Tokens that go through the first MLP layers in one step, by tower, of all models together."""
-    found = {"vision": 0, "text": 0}
-    models = [sides.student.backbone.model, sides.method.teacher.model]
-    models += [sides.plain.student, sides.plain.teacher]
+def count_tokens(pair: Implementations, step) -> dict[str, int]:
+    """Tokens through the first MLP layers in one step, per tower, of all models together."""
+    tokens = {"vision": 0, "text": 0}
+    models = [pair.student.backbone.model, pair.method.teacher.model]
+    models += [pair.baseline.student, pair.baseline.teacher]
     hooks = []
     for model in models:
         for name, tower in (("vision", model.vision_model), ("text", model.text_model)):
 
-            def counted(module, given, made, name=name) -> None:
-                found[name] += made.shape[:2].numel()
+            def count(module, inputs, output, name=name) -> None:
+                tokens[name] += output.shape[:2].numel()
 
-            hooks += [
-                layer.mlp.fc1.register_forward_hook(counted) for layer in tower.encoder.layers
-            ]
+            hooks += [layer.mlp.fc1.register_forward_hook(count) for layer in tower.encoder.layers]
     step()
     for hook in hooks:
         hook.remove()
-    return found
+    return tokens
 
 
 def test_the_work_of_a_step_is_what_the_arithmetic_needs() -> None:
-    """Counted, not timed: two image passes of ours against three; captions of 12 tokens of which 5
-    are shared, read by two experts, against 77 by two and once more for the loss."""
-    sides = Implementations(middle()).sized(8, 20)
-    ours, plain = thinking(sides, sides.stream), thinking(sides, sides.plain_stream)
+    """Counted, not timed: two image passes of ours against three; captions of 12 tokens, 5 of them
+    shared, encoded by two experts, against 77 by two and once more for the loss."""
+    pair = Implementations(middle()).set_size(8, 20)
+    ours = count_tokens(pair, pair.stream_step)
+    baseline = count_tokens(pair, pair.baseline_stream_step)
     blocks, patches = 4, 6 * 6 + 1
-    assert plain["vision"] == 3 * 8 * patches * blocks
+    assert baseline["vision"] == 3 * 8 * patches * blocks
     assert ours["vision"] == 2 * 8 * (patches * (blocks - 1) + 1)
-    assert plain["text"] == (2 * 20 + 8) * 77 * blocks
+    assert baseline["text"] == (2 * 20 + 8) * 77 * blocks
     assert ours["text"] == 2 * ((20 * 7 + 5) * (blocks - 1) + 20)
 
 
 @pytest.mark.slow
 def test_ratios_do_not_fall() -> None:
-    """The guard: far below what is measured on a quiet machine, so that noise does not reach it."""
-    found = bench(middle(), quick=True)
-    ratios, more = found["ratios"], found["more"]
+    """Limits far below what is measured on a quiet machine, so that noise does not reach them."""
+    benchmark = run_benchmark(middle(), quick=True)
+    ratios, more = benchmark["ratios"], benchmark["more"]
     assert ratios["ttl_batch8_classes200"] > 3
     assert ratios["allreduce"] == pytest.approx(0.1, abs=1e-4)
     assert ratios["memory"] < 0.3

@@ -1,1 +1,1 @@
-"""How fast and how small, against a plain implementation and bare inference, in one process."""
+"""Benchmark of DoSAPP against a plain implementation and bare inference, in one process."""

@@ -1,8 +1,8 @@
-"""DoSAPP as one writes it down first: correct, and nothing is saved.
+"""DoSAPP written down directly, without any saving: the baseline of the benchmark.
 
-77 tokens per caption, one caption per image, a second model for the teacher, a forward of the
-student for labels and another for the loss, dense AdamW and dense averaging over all candidates,
-gradients masked afterwards.
+77 tokens per caption, one caption per image, a second model for the teacher, one forward of the
+student for pseudo-labels and another for the loss, dense AdamW and dense EMA over all candidates,
+gradients masked after the backward.
 """
 
 import copy
@@ -17,13 +17,24 @@ from dosapp.backbones.clip import CLIPBackbone
 from dosapp.functional.losses import clip_loss
 from dosapp.functional.masks import Mask
 
-ROOM = 77
+CONTEXT_LENGTH = 77
 
 
 class BaselineDoSAPP:
+    """Student, teacher, mask and optimizer of the plain implementation.
+
+    Args:
+        backbone: The pretrained model; becomes the student.
+        lr: Learning rate of AdamW.
+        weight_decay: Weight decay of AdamW.
+        gamma: EMA decay inside the mask, with labels.
+        lam: EMA decay inside the mask, without labels.
+        delta: EMA decay outside the mask.
+    """
+
     def __init__(
         self,
-        net: CLIPBackbone,
+        backbone: CLIPBackbone,
         *,
         lr: float,
         weight_decay: float,
@@ -31,31 +42,33 @@ class BaselineDoSAPP:
         lam: float = 0.9,
         delta: float = 0.9999,
     ) -> None:
-        self.student: Any = net.model
-        self.tokenizer, self.mean, self.std = net.tokenizer, net._mean, net._std
+        self.student: Any = backbone.model
+        self.tokenizer = backbone.tokenizer
+        self.mean, self.std = backbone.image_mean, backbone.image_std
         self.lr, self.weight_decay = lr, weight_decay
         self.gamma, self.lam, self.delta = gamma, lam, delta
-        wanted = set(net.first_mlp_weights())
+        candidates = set(backbone.first_mlp_weights())
         for name, weight in self.student.named_parameters():
-            weight.requires_grad_(name in wanted)
-        self.names = [n for n, _ in self.student.named_parameters() if n in wanted]
+            weight.requires_grad_(name in candidates)
+        self.names = [n for n, _ in self.student.named_parameters() if n in candidates]
         self.teacher: Any = copy.deepcopy(self.student)
 
     def add_classes(self, classes: Sequence[str]) -> None:
-        room = min(ROOM, self.student.config.text_config.max_position_embeddings)
+        """Tokenize one caption per class, padded to the full context length."""
+        length = min(CONTEXT_LENGTH, self.student.config.text_config.max_position_embeddings)
         ids = torch.tensor(self.tokenizer(classes)["input_ids"])
-        pad = torch.zeros(len(ids), room - ids.shape[1], dtype=ids.dtype)
+        pad = torch.zeros(len(ids), length - ids.shape[1], dtype=ids.dtype)
         self.ids = torch.cat([ids, pad], dim=1)  # [C, 77]
 
-    def begin(self, mask: Mask) -> None:
-        """A phase: another mask, a fresh optimizer."""
+    def set_mask(self, mask: Mask) -> None:
+        """Begin a phase: another mask and a new optimizer."""
         self.mask = mask
         self.optimizer = torch.optim.AdamW(
             self.candidates(), lr=self.lr, weight_decay=self.weight_decay
         )
 
-    def choose(self, batches: Sequence[tuple[Tensor, Tensor]], share: float) -> Mask:
-        """The candidates with the largest mean gradient."""
+    def select_mask(self, batches: Sequence[tuple[Tensor, Tensor]], fraction: float) -> Mask:
+        """Select the candidates with the largest mean gradient (Eq. 1)."""
         total = [torch.zeros_like(weight) for weight in self.candidates()]
         for pixels, labels in batches:
             grads = torch.autograd.grad(self.loss(pixels, labels), self.candidates())
@@ -64,43 +77,47 @@ class BaselineDoSAPP:
         for name, grad in zip(self.names, total, strict=True):
             flat = (grad / len(batches)).abs().flatten()
             keep = torch.zeros_like(flat, dtype=torch.bool)
-            keep[flat.topk(int(share * len(flat))).indices] = True
+            keep[flat.topk(int(fraction * len(flat))).indices] = True
             mask[name] = keep.view_as(grad)
         return mask
 
-    def lesson(self, pixels: Tensor, labels: Tensor) -> Tensor:
+    def training_step(self, pixels: Tensor, labels: Tensor) -> Tensor:
+        """Train on a labelled batch; returns the loss."""
         loss = self.loss(pixels, labels)
-        self._step(loss, self.gamma)
+        self._update(loss, self.gamma)
         return loss.detach()
 
     def adapt(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        labels, _ = self.guess(pixels)
+        """Train on an unlabelled batch; returns the loss and the pseudo-labels."""
+        labels, _ = self.pseudo_labels(pixels)
         loss = self.loss(pixels, labels)
-        self._step(loss, self.lam)
+        self._update(loss, self.lam)
         return loss.detach(), labels
 
     @torch.no_grad()
-    def guess(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Labels of the surer expert, and the larger of their cosines `[B, C]`."""
+    def pseudo_labels(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Labels `[B]` of the expert with the larger maximum, and the larger logits `[B, C]`."""
         teacher, student = (
-            self.images(model, pixels) @ self.texts(model, self.ids).T
+            self.encode_images(model, pixels) @ self.encode_texts(model, self.ids).T
             for model in (self.teacher, self.student)
         )
         t, s = teacher.max(dim=1), student.max(dim=1)
         labels = torch.where(t.values >= s.values, t.indices, s.indices)
         return labels, torch.maximum(teacher, student)
 
-    def answers(self, batches: Sequence[Tensor]) -> Tensor:
-        texts = self.texts(self.teacher, self.ids)
-        found = [self.images(self.teacher, pixels) @ texts.T for pixels in batches]
-        return torch.cat(found).argmax(dim=1)
+    def predict(self, batches: Sequence[Tensor]) -> Tensor:
+        """The teacher's class indices for all images of the batches."""
+        texts = self.encode_texts(self.teacher, self.ids)
+        logits = [self.encode_images(self.teacher, pixels) @ texts.T for pixels in batches]
+        return torch.cat(logits).argmax(dim=1)
 
     def loss(self, pixels: Tensor, labels: Tensor) -> Tensor:
-        images = self.images(self.student, pixels)
-        texts = self.texts(self.student, self.ids[labels])
+        """CLIP's loss of the student, one caption per image."""
+        images = self.encode_images(self.student, pixels)
+        texts = self.encode_texts(self.student, self.ids[labels])
         return clip_loss(images, texts, self.student.logit_scale.exp())
 
-    def _step(self, loss: Tensor, active: float) -> None:
+    def _update(self, loss: Tensor, active: float) -> None:
         self.optimizer.zero_grad()
         loss.backward()
         weights, teacher = self.weights(), dict(self.teacher.named_parameters())
@@ -115,18 +132,22 @@ class BaselineDoSAPP:
                 teacher[name].mul_(p).add_((1 - p) * weights[name])
 
     def weights(self) -> dict[str, Any]:
+        """All weights of the student by name."""
         return dict(self.student.named_parameters())
 
     def candidates(self) -> list[Any]:
+        """The weights of the first MLP layers, which may train."""
         weights = self.weights()
         return [weights[name] for name in self.names]
 
-    def images(self, model: Any, pixels: Tensor) -> Tensor:
+    def encode_images(self, model: Any, pixels: Tensor) -> Tensor:
+        """Unit image features `[B, D]`."""
         pixels = pixels.to(model.logit_scale)
         pixels = (pixels - self.mean.to(pixels)) / self.std.to(pixels)
-        seen = model.vision_model(pixel_values=pixels).pooler_output
-        return normalize(model.visual_projection(seen), dim=-1)
+        pooled = model.vision_model(pixel_values=pixels).pooler_output
+        return normalize(model.visual_projection(pooled), dim=-1)
 
-    def texts(self, model: Any, ids: Tensor) -> Tensor:
-        read = model.text_model(input_ids=ids).pooler_output
-        return normalize(model.text_projection(read), dim=-1)
+    def encode_texts(self, model: Any, ids: Tensor) -> Tensor:
+        """Unit text features of token ids `[N, 77]`."""
+        pooled = model.text_model(input_ids=ids).pooler_output
+        return normalize(model.text_projection(pooled), dim=-1)

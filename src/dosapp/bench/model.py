@@ -9,35 +9,40 @@ from torch import Tensor
 from dosapp.backbones.clip import MEAN, STD, CLIPBackbone, import_transformers
 from dosapp.runtime.rng import torch_rng
 
-WORDS, LENGTH = 4, 12  # tokens every prompt begins with, after the start; tokens in all
+PREFIX_LENGTH, LENGTH = 4, 12  # tokens all prompts share after the start token; tokens in all
 
 
-class Tokenizer:
-    """`class 7` → start, four common words, six of its own, end; the last two ids are the ends."""
+class RandomTokenizer:
+    """Start token, four tokens that all captions share, six of the caption, end token.
+
+    Args:
+        vocab_size: The last two ids are the start and the end token.
+    """
 
     pad_token_id = 0
 
-    def __init__(self, vocabulary: int) -> None:
-        self.end, self.words = vocabulary - 1, vocabulary - 2
+    def __init__(self, vocab_size: int) -> None:
+        self.end, self.start = vocab_size - 1, vocab_size - 2
 
     def __call__(self, captions: Sequence[str], **_: object) -> Mapping[str, list[list[int]]]:
-        common = self._ids("common", WORDS)
-        own = [self._ids(caption, LENGTH - WORDS - 2) for caption in captions]
-        return {"input_ids": [[self.end - 1, *common, *ids, self.end] for ids in own]}
+        """Token ids under the key `input_ids`, as tokenizers of transformers return them."""
+        prefix = self._ids("common", PREFIX_LENGTH)
+        rest = [self._ids(caption, LENGTH - PREFIX_LENGTH - 2) for caption in captions]
+        return {"input_ids": [[self.start, *prefix, *ids, self.end] for ids in rest]}
 
-    def _ids(self, word: str, count: int) -> list[int]:
-        generator = torch_rng("bench", word)
-        found: list[int] = torch.randint(1, self.words, (count,), generator=generator).tolist()
-        return found
+    def _ids(self, text: str, count: int) -> list[int]:
+        generator = torch_rng("bench", text)
+        ids: list[int] = torch.randint(1, self.start, (count,), generator=generator).tolist()
+        return ids
 
 
 def vit_b_16() -> dict[str, Any]:
-    """The paper's backbone, as transformers configures it by default, with patches of 16."""
+    """The paper's backbone: the default configuration of transformers, with patches of 16."""
     return {"vision_config": {"patch_size": 16}}
 
 
 def small() -> dict[str, Any]:
-    """The same kind of model, for checks in double precision."""
+    """Two blocks per tower, for checks in float64."""
     text = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     text |= {"num_attention_heads": 2, "vocab_size": 64, "eos_token_id": 63, "bos_token_id": 62}
     vision = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
@@ -46,7 +51,7 @@ def small() -> dict[str, Any]:
 
 
 def middle() -> dict[str, Any]:
-    """Large enough for ratios, small enough for a minute."""
+    """Four blocks per tower: large enough for ratios, small enough for a minute."""
     text = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4}
     vision = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 4}
     text |= {"num_attention_heads": 4, "vocab_size": 512, "eos_token_id": 511, "bos_token_id": 510}
@@ -58,15 +63,24 @@ MODELS = {"ViT-B-16": vit_b_16, "middle": middle, "small": small}
 
 
 def random_clip(config: Mapping[str, Any], seed: int = 0) -> CLIPBackbone:
+    """Build a CLIP with random weights.
+
+    Args:
+        config: Fields of a `CLIPConfig`.
+        seed: Equal seeds give equal weights.
+
+    Returns:
+        The backbone, with a `RandomTokenizer`.
+    """
     library = import_transformers()
-    made = library.CLIPConfig(**config)
-    tokenizer = Tokenizer(made.text_config.vocab_size)
-    made.text_config.eos_token_id = tokenizer.end
+    clip_config = library.CLIPConfig(**config)
+    tokenizer = RandomTokenizer(clip_config.text_config.vocab_size)
+    clip_config.text_config.eos_token_id = tokenizer.end
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = library.CLIPModel(made)
+        model = library.CLIPModel(clip_config)
     processing = {
-        "size": {"shortest_edge": made.vision_config.image_size},
+        "size": {"shortest_edge": clip_config.vision_config.image_size},
         "resample": 3,
         "image_mean": MEAN,
         "image_std": STD,
@@ -74,5 +88,11 @@ def random_clip(config: Mapping[str, Any], seed: int = 0) -> CLIPBackbone:
     return CLIPBackbone(model, tokenizer, processing, "random")
 
 
-def pictures(count: int, pixels: int, word: str = "pictures") -> Tensor:
-    return torch.rand(count, 3, pixels, pixels, generator=torch_rng("bench", word))
+def random_images(count: int, size: int, key: str = "pictures") -> Tensor:
+    """Random pixels in [0, 1], `[count, 3, size, size]`; equal keys give equal images.
+
+    Example:
+        >>> random_images(2, 32).shape
+        torch.Size([2, 3, 32, 32])
+    """
+    return torch.rand(count, 3, size, size, generator=torch_rng("bench", key))

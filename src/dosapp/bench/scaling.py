@@ -1,4 +1,4 @@
-"""How a step on the stream grows: with classes, with the batch, and with the sessions behind it."""
+"""How the time of a stream step grows with classes, with the batch, and with past sessions."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -7,65 +7,88 @@ from typing import Any
 import numpy as np
 
 from dosapp.bench.implementations import Implementations
-from dosapp.bench.measure import ProgressCallback, race
+from dosapp.bench.measure import ProgressCallback, time_alternating
 
 CLASSES = (10, 30, 100, 300, 1000)
 BATCHES = (4, 8, 16, 32)
 TASKS = (1, 2, 5, 10, 20, 50)
 
 
-def growth(
+def measure_growth(
     config: Mapping[str, Any],
     *,
-    batch: int = 8,
-    many: int = 100,
+    batch_size: int = 8,
+    num_classes: int = 100,
     repeats: int = 3,
     classes: Sequence[int] = CLASSES,
     batches: Sequence[int] = BATCHES,
     tasks: Sequence[int] = TASKS,
-    watch: ProgressCallback = lambda words: None,
+    on_progress: ProgressCallback = lambda message: None,
 ) -> dict[str, Any]:
-    """Median seconds at every size, and the slope of the line through them. All sizes of one kind
-    take turns; the sessions cannot, so a bare forward is timed beside each of them."""
-    sides = Implementations(config)
-    sides.sized(batch, many).stream()  # warm
-    found: dict[str, Any] = {}
+    """Measure a stream step at every size and fit a line through the medians.
+
+    Sizes of one kind alternate. Sessions cannot, so a bare forward is timed beside each of them.
+
+    Args:
+        config: Fields of a `CLIPConfig`.
+        batch_size: Images per batch where the batch does not vary.
+        num_classes: Classes where they do not vary.
+        repeats: Timed rounds.
+        classes: Numbers of classes.
+        batches: Batch sizes.
+        tasks: Numbers of sessions, ascending; each selects a random mask.
+        on_progress: Called with a message before each part.
+
+    Returns:
+        The content of `bench.json` under `growth`.
+    """
+    pair = Implementations(config)
+    pair.set_size(batch_size, num_classes).stream_step()  # warm-up
+    lines: dict[str, Any] = {}
     for name, sizes in (
-        ("classes", {n: (batch, n) for n in classes}),
-        ("batch", {n: (n, many) for n in batches}),
+        ("classes", {n: (batch_size, n) for n in classes}),
+        ("batch", {n: (n, num_classes) for n in batches}),
     ):
-        watch(f"growth with {name}")
+        on_progress(f"growth with {name}")
         shapes = {str(n): shape for n, shape in sizes.items()}
-        steps = dict.fromkeys(shapes, sides.stream)
-        times = race(steps, repeats, _sizing(sides, shapes))
-        found[name] = line(list(sizes), [times[n].median for n in shapes])
-    sides.sized(batch, many)
-    seconds, held, shares, done = [], [], [], 0
+        steps = dict.fromkeys(shapes, pair.stream_step)
+        timings = time_alternating(steps, repeats, _set_size_of(pair, shapes))
+        lines[name] = fit_line(list(sizes), [timings[n].median for n in shapes])
+    pair.set_size(batch_size, num_classes)
+    forwards, num_bytes, shares, done = [], [], [], 0
     for count in tasks:
-        watch(f"growth with tasks: {count}")
+        on_progress(f"growth with tasks: {count}")
         for task in range(done, count):
-            sides.masked(task)  # a random tenth: the union grows as fast as it can
-            sides.stream()
+            pair.set_random_mask(task)  # random: the union grows as fast as it can
+            pair.stream_step()
         done = count
-        times = race({"step": sides.stream, "bare": sides.bare}, repeats)
-        seconds.append(times["step"].median / times["bare"].median)
-        shares.append(sides.update_share(repeats))
-        held.append(sides.held())
-    found["tasks"] = line(tasks, seconds)
-    found["update_share"] = line(tasks, shares)
-    found["bytes"] = line(tasks, held)
-    return found | {"of": {"batch": batch, "classes": many, "repeats": repeats}}
+        timings = time_alternating({"step": pair.stream_step, "bare": pair.encode_images}, repeats)
+        forwards.append(timings["step"].median / timings["bare"].median)
+        shares.append(pair.update_share(repeats))
+        num_bytes.append(pair.extra_bytes())
+    lines["tasks"] = fit_line(tasks, forwards)
+    lines["update_share"] = fit_line(tasks, shares)
+    lines["bytes"] = fit_line(tasks, num_bytes)
+    return lines | {"of": {"batch": batch_size, "classes": num_classes, "repeats": repeats}}
 
 
-def _sizing(
-    sides: Implementations, shapes: Mapping[str, tuple[int, int]]
+def _set_size_of(
+    pair: Implementations, shapes: Mapping[str, tuple[int, int]]
 ) -> Callable[[str], object]:
-    return lambda name: sides.sized(*shapes[name])
+    return lambda name: pair.set_size(*shapes[name])
 
 
-def line(x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
-    """Points, the least-squares line through them, and its growth from first to last point as a
-    share of the first value."""
+def fit_line(x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
+    """Fit a least-squares line.
+
+    Returns:
+        The points, `slope`, `start` (the intercept), and `grown`: the line's growth from the first
+        to the last point as a share of the first value.
+
+    Example:
+        >>> round(fit_line([1, 2, 3], [2.0, 4.0, 6.0])["slope"], 6)
+        2.0
+    """
     slope, start = np.polyfit(x, y, 1) if len(x) > 1 else (0.0, y[0])
     grown = slope * (x[-1] - x[0]) / y[0] if y[0] else math.nan
     return {
