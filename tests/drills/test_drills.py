@@ -1,4 +1,4 @@
-"""The drills, small: what they look for is found when it is there."""
+"""The drills, small: they find what they look for."""
 
 import pytest
 
@@ -8,71 +8,75 @@ from dosapp.history.history import Version
 pytest.importorskip("fastapi")
 
 
-def test_bad_requests_are_refused_for_what_they_are_and_change_nothing(tmp_path) -> None:
-    found = bad_input.drill(tmp_path / "learner", 145)  # five of each kind
-    assert found["wrong"] == []
-    assert found["weights_unchanged"]
-    assert sum(found["codes"].values()) == 145
-    at_the_door = {kind for kind in found["codes"] if kind.endswith(("401", "403"))}
-    assert at_the_door == {"wrong token: 401", "weak token: 403"}
+def test_bad_requests_get_the_status_of_their_kind_and_change_nothing(tmp_path) -> None:
+    result = bad_input.drill(tmp_path / "learner", 145)  # five of each kind
+    assert result["wrong"] == []
+    assert result["weights_unchanged"]
+    assert sum(result["codes"].values()) == 145
+    unauthorized = {kind for kind in result["codes"] if kind.endswith(("401", "403"))}
+    assert unauthorized == {"wrong token: 401", "weak token: 403"}
 
 
-def test_a_service_that_turns_everybody_away_does_not_pass(tmp_path, monkeypatch) -> None:
+def test_a_service_that_refuses_every_token_does_not_pass(tmp_path, monkeypatch) -> None:
     from dosapp.service.tokens import Tokens
 
     monkeypatch.setattr(Tokens, "caller", lambda self, token: None)
-    found = bad_input.drill(tmp_path / "learner", 29)
-    assert found["wrong"][0].startswith("an honest request got 401")
-    assert len(found["wrong"]) > 20
+    result = bad_input.drill(tmp_path / "learner", 29)
+    assert result["wrong"][0].startswith("a valid request got 401")
+    assert len(result["wrong"]) > 20
 
 
 @pytest.mark.slow
-def test_two_thousand_of_them(tmp_path) -> None:
-    found = bad_input.drill(tmp_path / "learner", 2040)
-    assert found["wrong"] == []
-    assert found["weights_unchanged"]
+def test_two_thousand_bad_requests(tmp_path) -> None:
+    result = bad_input.drill(tmp_path / "learner", 2040)
+    assert result["wrong"] == []
+    assert result["weights_unchanged"]
 
 
 @pytest.mark.slow
-def test_killed_in_the_middle_of_everything(tmp_path) -> None:
-    found = crash.drill(tmp_path / "learner", 4)
-    assert found["lost"] == found["mixed"] == found["errors_while_alive"] == []
-    assert found["answers"] > 0
-    assert found["ended_with"] == 0
-    assert found["intervals"] > 0
-    assert found["pictures_adapted"] >= 8 * found["intervals"]
-    assert found["most_pictures_unlearned_by_a_kill"] <= 32
+def test_kills_lose_nothing_that_was_reported(tmp_path) -> None:
+    result = crash.drill(tmp_path / "learner", 4)
+    assert result["lost"] == result["mixed"] == result["errors_while_alive"] == []
+    assert result["answers"] > 0
+    assert result["ended_with"] == 0
+    assert result["intervals"] > 0
+    assert result["pictures_adapted"] >= 8 * result["intervals"]
+    assert result["most_pictures_unlearned_by_a_kill"] <= 32
 
 
-def test_what_a_kill_took_would_be_noticed() -> None:
+def test_a_loss_is_found() -> None:
     def version(number: int, reason: str, *classes: str) -> Version:
         return Version(number, "", "", reason, "", 0, {"classes": list(classes)}, {})
 
-    first, then = version(1, "the service began", "owl"), version(3, "4 steps on the stream", "owl")
-    taught = version(2, "taught fox, hen", "owl", "fox", "hen")
-    seen = crash.StreamSample(versions={1}, lessons=[(2, ("fox", "hen"))], began=2, adapted=64)
-    later = version(3, "4 steps on the stream", "owl", "fox", "hen")
-    assert crash._lost(3, [first, taught, later], seen) == []
-    gone = "the lesson of version 2 is gone"
-    assert crash._lost(3, [first, taught, then], seen) == [gone]  # its classes are
-    reused = version(2, "taught elk", "owl", "elk", "fox", "hen")
-    assert crash._lost(3, [first, reused, later], seen) == [gone]
-    assert crash._lost(1, [first], crash.StreamSample({}, {1}, [(2, ("fox", "hen"))])) == [
-        "version 2 was told of, 1 came back", gone
+    first = version(1, "the service began", "owl")
+    session = version(2, "learned fox, hen", "owl", "fox", "hen")
+    stream = version(3, "4 steps on the stream", "owl", "fox", "hen")
+    without_classes = version(3, "4 steps on the stream", "owl")
+    seen = crash.Observations(
+        versions={1}, sessions=[(2, ("fox", "hen"))], first_version=2, adapted=64
+    )
+    assert crash.find_lost(3, [first, session, stream], seen) == []
+    lost = "the session of version 2 is lost"
+    assert crash.find_lost(3, [first, session, without_classes], seen) == [lost]
+    another = version(2, "learned elk", "owl", "elk", "fox", "hen")
+    assert crash.find_lost(3, [first, another, stream], seen) == [lost]
+    unwritten = crash.Observations(versions={1}, sessions=[(2, ("fox", "hen"))])
+    assert crash.find_lost(1, [first], unwritten) == [
+        "version 2 was reported, 1 came back", lost
     ]  # fmt: skip
-    seen.adapted = 65  # an interval that became a version, one that did not, and a picture more
-    assert crash._lost(3, [first, taught, later], seen) == [
-        "more than an interval of the stream after version 2 is gone"
+    seen.adapted = 65  # an interval that became a version, one that did not, and one more image
+    assert crash.find_lost(3, [first, session, stream], seen) == [
+        "more than an interval of the stream after version 2 is lost"
     ]
 
 
-def test_a_mixture_would_be_noticed(tmp_path) -> None:
-    from dosapp.drills.service_process import make_small_learner, pictures
+def test_a_mixture_of_versions_is_found(tmp_path) -> None:
+    from dosapp.drills.service_process import encode_test_images, make_small_learner
 
-    images = pictures(make_small_learner(tmp_path / "learner"))[:4]
-    seen = crash.StreamSample({(1, 0): {("nobody", 0.123)}}, {1})
-    mixed = crash._mixed(tmp_path / "learner", images, seen, lambda words: None)
-    assert mixed == ["version 1, picture 0: nobody 0.1230"]
+    images = encode_test_images(make_small_learner(tmp_path / "learner"))[:4]
+    seen = crash.Observations({(1, 0): {("wrong", 0.123)}}, {1})
+    mixed = crash.find_mixed(tmp_path / "learner", images, seen, lambda message: None)
+    assert mixed == ["version 1, image 0: wrong 0.1230"]
 
 
 @pytest.mark.slow
@@ -82,7 +86,7 @@ def test_guards_hold_on_harmful_streams() -> None:
     assert {o.stream for o in outcomes if o.guards} == {
         "normal", "one class", "noise", "shuffled pixels", "one image", "other domain"
     }  # fmt: skip
-    assert all(o.change > -2 for o in outcomes if o.guards), guards.table(outcomes)
+    assert all(o.change > -2 for o in outcomes if o.guards), guards.format_table(outcomes)
     held = {o.stream: o.held for o in outcomes if o.guards}
     assert held["one class"] > 0
     assert held["one image"] > 0

@@ -1,4 +1,4 @@
-"""Trying the service's promises on purpose: harmful streams, crashes, load and bad requests."""
+"""Deliberate stress of the service: harmful streams, crashes, load and bad requests."""
 
 import tempfile
 from collections.abc import Callable
@@ -6,18 +6,27 @@ from pathlib import Path
 from typing import Any
 
 
-def run_drill(name: str, quick: bool, watch: Callable[[str], None]) -> dict[str, Any]:
-    """One drill, on a learner of its own in a temporary folder."""
+def run_drill(name: str, quick: bool, on_progress: Callable[[str], None]) -> dict[str, Any]:
+    """Run one drill on a learner of its own in a temporary folder.
+
+    Args:
+        name: guards, crash, load or bad-input.
+        quick: Fewer repetitions, a few minutes at most.
+        on_progress: Called with a message before each part.
+
+    Returns:
+        The content of the drill's JSON file.
+    """
     from dosapp.drills import bad_input, crash, guards, load
 
     if name == "guards":
-        outcomes = guards.drill([0] if quick else [0, 1, 2], passes=1 if quick else 2, watch=watch)
-        return {"outcomes": guards.facts(outcomes), "gain_kept": guards.kept(outcomes)}
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "learner"
+        outcomes = guards.drill([0] if quick else [0, 1, 2], 1 if quick else 2, None, on_progress)
+        return {"outcomes": guards.to_json(outcomes), "gain_kept": guards.gain_kept(outcomes)}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "learner"
         if name == "crash":
-            return crash.drill(folder, 5 if quick else 50, watch)
+            return crash.drill(folder, 5 if quick else 50, on_progress)
         if name == "bad-input":
-            return bad_input.drill(folder, 240 if quick else 2400, watch)
-        found = load.drill(folder, 5 if quick else 20, 15 if quick else 300, watch)
-        return found | {"at_15_percent": load.ratios(found)}
+            return bad_input.drill(folder, 240 if quick else 2400, on_progress)
+        result = load.drill(folder, 5 if quick else 20, 15 if quick else 300, on_progress)
+        return result | {"at_15_percent": load.latency_ratios(result)}

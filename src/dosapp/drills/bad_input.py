@@ -1,9 +1,9 @@
-"""Requests no honest client sends: each gets a refusal meant for its kind, and nothing changes.
+"""Invalid requests: each must get a status meant for its kind, and nothing may change.
 
-They come with the token of somebody who may teach, so that what refuses them is what is wrong with
-them; only the two kinds about tokens are turned away at the door. After every fiftieth a good
-request must get the answer it got at the beginning, and the first of them an answer at all. The
-weights' digest is compared before and after. What a request is made of is drawn from a seed.
+They carry the token of a caller who may teach, so that each is refused for what is wrong with it;
+only the two kinds about tokens fail authentication. The first valid request must succeed, and after
+every 50 invalid ones it must get the same answer again. The weights' digest is compared before and
+after. The content of a request is drawn from a seed.
 """
 
 import base64
@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from dosapp.drills.service_process import make_small_learner, pictures
+from dosapp.drills.service_process import encode_test_images, make_small_learner
 from dosapp.learner.learner import Learner
 from dosapp.runtime.rng import numpy_rng
 from dosapp.service.service import open_service
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
 
-Request = tuple[str, str, dict[str, Any]]  # verb, path, what httpx is given
+Request = tuple[str, str, dict[str, Any]]  # HTTP method, path, arguments of httpx
 STRICT = {
     "max_body": 2_000_000, "max_pixels": 1_000_000, "max_images": 16, "max_session_images": 50,
     "max_jobs": 2,
@@ -41,27 +41,37 @@ NAMES = ["", " ", "\t\n", "\x00", "a" * 5000, "\u202e\u0007", "..", "../../etc"]
 
 
 @dataclass(frozen=True)
-class Given:
-    """What an honest client has, for others to spoil."""
+class ValidInputs:
+    """Parts of valid requests, from which invalid ones are made."""
 
     image: bytes
     classes: tuple[str, ...]  # that the learner knows
-    token: str  # of somebody who may predict and no more
+    token: str  # of a caller who may only predict
 
 
 def drill(
-    folder: Path, count: int = 2000, watch: Callable[[str], None] = lambda words: None
+    folder: Path, count: int = 2000, on_progress: Callable[[str], None] = lambda message: None
 ) -> dict[str, Any]:
+    """Send invalid requests to a service in this process.
+
+    Args:
+        folder: Where a small learner is created.
+        count: Number of invalid requests.
+        on_progress: Called with a message after every 50 requests.
+
+    Returns:
+        The content of `bad-input.json`; `wrong` lists what should not have happened.
+    """
     from starlette.testclient import TestClient
 
     from dosapp.service.http.app import build_app
 
-    stream = make_small_learner(folder)
-    good = pictures(stream)
+    scenario = make_small_learner(folder)
+    images = encode_test_images(scenario)
     before = Learner.load(folder).digest()
     tokens = Tokens(folder)
     teacher = _bearer(tokens.add("teacher", "teach"))
-    given = Given(good[0], stream.tasks[0].classes, tokens.add("guest", "predict"))
+    valid = ValidInputs(images[0], scenario.tasks[0].classes, tokens.add("guest", "predict"))
     settings: ServiceSettings = ServiceSettings.parse(
         {**STRICT, "adapt": False, "session_folder": folder / "versions"}
     )
@@ -72,23 +82,23 @@ def drill(
             build_app(service), "http://127.0.0.1", raise_server_exceptions=False, headers=teacher
         )
 
-        def honest() -> Any:
-            files = [("images", (f"{n}.png", data)) for n, data in enumerate(good[:2])]
+        def send_valid_request() -> Any:
+            files = [("images", (f"{n}.png", data)) for n, data in enumerate(images[:2])]
             answer = client.post("/predict", files=files)
             return answer.status_code, answer.json()
 
-        first = honest()
+        first = send_valid_request()
         if first[0] != 200:
-            wrong.append(f"an honest request got {first[0]}: {first[1]}")
-        for n, (kind, meant, (verb, path, more)) in enumerate(bad_requests(given, count)):
-            answer = client.request(verb, path, **more)
+            wrong.append(f"a valid request got {first[0]}: {first[1]}")
+        for n, (kind, expected, (method, path, kwargs)) in enumerate(bad_requests(valid, count)):
+            answer = client.request(method, path, **kwargs)
             codes[f"{kind}: {answer.status_code}"] += 1
-            if answer.status_code not in meant:
-                wrong.append(f"{kind}: {verb} {path[:60]} got {answer.status_code}")
+            if answer.status_code not in expected:
+                wrong.append(f"{kind}: {method} {path[:60]} got {answer.status_code}")
             if n % 50 == 49:
-                watch(f"{n + 1} of {count} bad requests")
-                if honest() != first:
-                    wrong.append(f"after request {n + 1} an honest one got another answer")
+                on_progress(f"{n + 1} of {count} bad requests")
+                if send_valid_request() != first:
+                    wrong.append(f"after request {n + 1} a valid one got another answer")
     after = Learner.load(folder).digest()
     return {
         "requests": count,
@@ -99,9 +109,9 @@ def drill(
     }
 
 
-def bad_requests(given: Given, count: int) -> Iterator[tuple[str, set[int], Request]]:
-    """Kinds in turn, each another every time, and the answers meant for the kind."""
-    kinds: list[tuple[Callable[[np.random.Generator, Given], Request], set[int]]] = [
+def bad_requests(valid: ValidInputs, count: int) -> Iterator[tuple[str, set[int], Request]]:
+    """Yield the kind, the status codes meant for it, and a request; kinds alternate."""
+    kinds: list[tuple[Callable[[np.random.Generator, ValidInputs], Request], set[int]]] = [
         (_cut_image, {400}),
         (_flipped_image, {400}),
         (_huge_image, {400, 413}),
@@ -133,89 +143,89 @@ def bad_requests(given: Given, count: int) -> Iterator[tuple[str, set[int], Requ
         (_weak_token, {403}),
     ]
     for n in range(count):
-        kind, meant = kinds[n % len(kinds)]
-        yield kind.__name__[1:].replace("_", " "), meant, kind(numpy_rng("bad", n), given)
+        make, expected = kinds[n % len(kinds)]
+        yield make.__name__[1:].replace("_", " "), expected, make(numpy_rng("bad", n), valid)
 
 
 def _upload(data: bytes, path: str = "/predict", name: str = "images") -> Request:
     return "POST", path, {"files": [(name, ("x.png", data))]}
 
 
-def _cut_image(random: np.random.Generator, given: Given) -> Request:
-    return _upload(given.image[: int(random.integers(0, len(given.image) // 2))])
+def _cut_image(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    return _upload(valid.image[: int(rng.integers(0, len(valid.image) // 2))])
 
 
-def _flipped_image(random: np.random.Generator, given: Given) -> Request:
-    data = bytearray(given.image)
-    for place in random.integers(0, len(data), 40):
-        data[place] ^= int(random.integers(1, 256))
-    data[:4] = b"\x89PNX"  # whatever the rest has become, this is no picture
+def _flipped_image(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    data = bytearray(valid.image)
+    for position in rng.integers(0, len(data), 40):
+        data[position] ^= int(rng.integers(1, 256))
+    data[:4] = b"\x89PNX"  # whatever the other changes do, this is no image format
     return _upload(bytes(data))
 
 
-def _huge_image(random: np.random.Generator, given: Given) -> Request:
-    """A header that promises more pixels than anybody should decode."""
-    side = int(random.integers(5_000, 2**31 - 1))
-    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    chunk = b"IHDR" + head
+def _huge_image(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    """A header with more pixels than may be decoded."""
+    side = int(rng.integers(5_000, 2**31 - 1))
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    chunk = b"IHDR" + header
     data = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk
-    data += struct.pack(">I", zlib.crc32(chunk)) + given.image[33:]
+    data += struct.pack(">I", zlib.crc32(chunk)) + valid.image[33:]
     return _upload(data)
 
 
-def _no_image(random: np.random.Generator, given: Given) -> Request:
-    return _upload(random.bytes(int(random.integers(0, 3000))))
+def _no_image(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    return _upload(rng.bytes(int(rng.integers(0, 3000))))
 
 
-def _not_base64(random: np.random.Generator, given: Given) -> Request:
-    text = base64.b64encode(given.image).decode()
+def _not_base64(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    text = base64.b64encode(valid.image).decode()
     return "POST", "/predict", {"json": {"images": [text[:-3] + "*é%"]}}
 
 
-def _wrong_types(random: np.random.Generator, given: Given) -> Request:
+def _wrong_types(rng: np.random.Generator, valid: ValidInputs) -> Request:
     values: list[Any] = [None, 3, -1.5, True, [], {}, [[]], [None], [{}], "x", 1e400]
     bodies: list[tuple[str, Any]] = [
-        ("/predict", {"images": values[random.integers(len(values))]}),
+        ("/predict", {"images": values[rng.integers(len(values))]}),
         ("/predict", {"pictures": ["x"]}),
-        ("/rollback", {"version": ["x", None, -1, 0, 1.5, 10**30][random.integers(6)]}),
+        ("/rollback", {"version": ["x", None, -1, 0, 1.5, 10**30][rng.integers(6)]}),
         ("/correct", {"image": 3, "label": None}),
         ("/classes/rename", {"name": ["a"], "to": 3}),
         ("/classes/remove", {}),
         ("/learn", {"folder": 7}),
         ("/learn", {"folders": "x"}),
     ]
-    path, body = bodies[random.integers(len(bodies))]
-    return "POST", path, {"content": json.dumps(body), "headers": _kind("application/json")}
+    path, body = bodies[rng.integers(len(bodies))]
+    return "POST", path, {"content": json.dumps(body), "headers": _content_type("application/json")}
 
 
-def _bad_json(random: np.random.Generator, given: Given) -> Request:
+def _bad_json(rng: np.random.Generator, valid: ValidInputs) -> Request:
     texts = [b"{", b"[" * 5000, b'{"images": NaN}', b"\xff\xfe", b'"\\ud800"', b"null", b"[]"]
-    path = ["/predict", "/rollback", "/correct", "/classes/rename"][random.integers(4)]
-    text = texts[random.integers(len(texts))]
-    return "POST", path, {"content": text, "headers": _kind("application/json")}
+    path = ["/predict", "/rollback", "/correct", "/classes/rename"][rng.integers(4)]
+    text = texts[rng.integers(len(texts))]
+    return "POST", path, {"content": text, "headers": _content_type("application/json")}
 
 
 def _tensor(data: bytes, shape: str, dtype: str = "float32") -> Request:
-    head = _kind("application/octet-stream")
+    headers = _content_type("application/octet-stream")
     query = {"shape": shape, "dtype": dtype}
-    return "POST", "/predict", {"content": data, "params": query, "headers": head}
+    return "POST", "/predict", {"content": data, "params": query, "headers": headers}
 
 
-def _bad_tensor(random: np.random.Generator, given: Given) -> Request:
-    return _tensor(random.bytes(int(random.integers(0, 12000))), "1,3,32,32")
+def _bad_tensor(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    return _tensor(rng.bytes(int(rng.integers(0, 12000))), "1,3,32,32")
 
 
-def _nan_tensor(random: np.random.Generator, given: Given) -> Request:
-    values = random.random((1, 3, 32, 32)).astype("<f4")
-    poison = [np.nan, np.inf, -np.inf, -0.5, 1e30][random.integers(5)]
-    values[0, 0, int(random.integers(32)), 0] = poison
+def _nan_tensor(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    values = rng.random((1, 3, 32, 32)).astype("<f4")
+    bad_value = [np.nan, np.inf, -np.inf, -0.5, 1e30][rng.integers(5)]
+    values[0, 0, int(rng.integers(32)), 0] = bad_value
     return _tensor(values.tobytes(), "1,3,32,32")
 
 
-def _wrong_shape(random: np.random.Generator, given: Given) -> Request:
+def _wrong_shape(rng: np.random.Generator, valid: ValidInputs) -> Request:
     shapes = ["", "1", "1,3,32", "0,3,32,32", "-1,3,32,32", "1,3,64,64", "a,b,c,d", "1e9,3,32,32",
               "9" * 400 + ",3,32,32", "1,3,32,32,1"]  # fmt: skip
-    return _tensor(bytes(3 * 32 * 32 * 4), shapes[random.integers(len(shapes))])
+    return _tensor(bytes(3 * 32 * 32 * 4), shapes[rng.integers(len(shapes))])
 
 
 def _zip(members: list[tuple[str, bytes]]) -> bytes:
@@ -226,132 +236,142 @@ def _zip(members: list[tuple[str, bytes]]) -> bytes:
         return buffer.getvalue()
 
 
-def _lesson(data: bytes) -> Request:
+def _upload_archive(data: bytes) -> Request:
     return _upload(data, "/learn", "archive")
 
 
-def _bomb(random: np.random.Generator, given: Given) -> Request:
-    return _lesson(_zip([("owl/1.png", bytes(int(random.integers(3, 60)) * 1_000_000))]))
+def _bomb(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    return _upload_archive(_zip([("owl/1.png", bytes(int(rng.integers(3, 60)) * 1_000_000))]))
 
 
-def _traversal(random: np.random.Generator, given: Given) -> Request:
+def _traversal(rng: np.random.Generator, valid: ValidInputs) -> Request:
     names = ["../../etc/cron.d/x.png", "/etc/passwd.png", "..\\..\\x.png", "a/../../x.png", "x.png"]
-    return _lesson(_zip([(names[random.integers(len(names))], given.image)]))
+    return _upload_archive(_zip([(names[rng.integers(len(names))], valid.image)]))
 
 
-def _bad_names(random: np.random.Generator, given: Given) -> Request:
-    name = NAMES[random.integers(len(NAMES))]
+def _bad_names(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    name = NAMES[rng.integers(len(NAMES))]
     if name.startswith(".."):
         return "POST", "/classes/rename", {"json": {"name": name, "to": "x"}}
-    return "POST", "/learn", {"data": {"name": name}, "files": [("images", ("x.png", given.image))]}
+    return "POST", "/learn", {"data": {"name": name}, "files": [("images", ("x.png", valid.image))]}
 
 
-def _unicode_names(random: np.random.Generator, given: Given) -> Request:
-    """Letters that cannot be seen, said or encoded."""
-    letters = ["\u200b", "\u202e", "\ufeff", "\uffff", "\ue000", "\U000e0041", "\ud800"]
-    name = "owl" + letters[random.integers(len(letters))]
-    if name.endswith("\ud800") or random.random() < 0.5:
-        body = json.dumps({"name": given.classes[0], "to": name})
-        return "POST", "/classes/rename", {"content": body, "headers": _kind("application/json")}
-    return _lesson(_zip([(f"{name}/1.png", given.image)]))
+def _unicode_names(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    """Characters that are invisible, unprintable or cannot be encoded."""
+    characters = ["\u200b", "\u202e", "\ufeff", "\uffff", "\ue000", "\U000e0041", "\ud800"]
+    name = "owl" + characters[rng.integers(len(characters))]
+    if name.endswith("\ud800") or rng.random() < 0.5:
+        body = json.dumps({"name": valid.classes[0], "to": name})
+        return (
+            "POST",
+            "/classes/rename",
+            {"content": body, "headers": _content_type("application/json")},
+        )
+    return _upload_archive(_zip([(f"{name}/1.png", valid.image)]))
 
 
-def _same_names(random: np.random.Generator, given: Given) -> Request:
-    """Two classes that would have the same name as soon as it is said."""
-    one, other = given.classes[0], given.classes[random.integers(1, len(given.classes))]
-    if random.random() < 0.5:
-        return "POST", "/classes/rename", {"json": {"name": one, "to": other.replace(" ", "_")}}
+def _same_names(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    """Two classes whose names would make equal captions."""
+    first, other = valid.classes[0], valid.classes[rng.integers(1, len(valid.classes))]
+    if rng.random() < 0.5:
+        return "POST", "/classes/rename", {"json": {"name": first, "to": other.replace(" ", "_")}}
     pairs = [("red_owl", "red owl"), ("owl", " owl"), ("owl", "owl_"), ("red owl", "red  owl")]
-    return _lesson(_zip([(f"{n}/1.png", given.image) for n in pairs[random.integers(len(pairs))]]))
+    return _upload_archive(
+        _zip([(f"{n}/1.png", valid.image) for n in pairs[rng.integers(len(pairs))]])
+    )
 
 
-def _empty_class(random: np.random.Generator, given: Given) -> Request:
-    names = ["owl", given.classes[0], "フクロウ"]
-    field = ("name", (None, names[random.integers(len(names))]))
+def _empty_class(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    names = ["owl", valid.classes[0], "フクロウ"]
+    field = ("name", (None, names[rng.integers(len(names))]))
     return "POST", "/learn", {"files": [field]}
 
 
-def _empty_zip(random: np.random.Generator, given: Given) -> Request:
+def _empty_zip(rng: np.random.Generator, valid: ValidInputs) -> Request:
     members = [[], [("owl/", b"")], [("owl/readme.txt", b"hello")], [("owl/1.png", b"")]]
-    return _lesson(_zip(members[random.integers(4)]))
+    return _upload_archive(_zip(members[rng.integers(4)]))
 
 
-def _cut_zip(random: np.random.Generator, given: Given) -> Request:
-    data = _zip([("owl/1.png", given.image)])
-    return _lesson(data[: int(random.integers(0, len(data) - 1))])
+def _cut_zip(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    data = _zip([("owl/1.png", valid.image)])
+    return _upload_archive(data[: int(rng.integers(0, len(data) - 1))])
 
 
-def _many_members(random: np.random.Generator, given: Given) -> Request:
-    return _lesson(_zip([(f"owl/{n}.png", b"x") for n in range(60)]))
+def _many_members(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    return _upload_archive(_zip([(f"owl/{n}.png", b"x") for n in range(60)]))
 
 
-def _folder_outside(random: np.random.Generator, given: Given) -> Request:
-    places = ["..", "../..", "/etc", "/", "~", "nowhere", "x\x00y", "a" * 9000, "."]
-    return "POST", "/learn", {"json": {"folder": places[random.integers(len(places))]}}
+def _folder_outside(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    folders = ["..", "../..", "/etc", "/", "~", "nowhere", "x\x00y", "a" * 9000, "."]
+    return "POST", "/learn", {"json": {"folder": folders[rng.integers(len(folders))]}}
 
 
-def _unknown_route(random: np.random.Generator, given: Given) -> Request:
+def _unknown_route(rng: np.random.Generator, valid: ValidInputs) -> Request:
     paths = ["/nothing", "/jobs/none", "/versions/abc", "/../etc/passwd", "/predict/x", "/%00"]
-    return "GET", paths[random.integers(len(paths))], {}
+    return "GET", paths[rng.integers(len(paths))], {}
 
 
-def _unknown_version(random: np.random.Generator, given: Given) -> Request:
-    number = int(random.integers(1000, 2**31))
-    if random.random() < 0.5:
+def _unknown_version(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    number = int(rng.integers(1000, 2**31))
+    if rng.random() < 0.5:
         return "GET", f"/versions/{number * 10**9}", {}
     return "POST", "/rollback", {"json": {"version": number}}
 
 
-def _unknown_class(random: np.random.Generator, given: Given) -> Request:
-    name = "".join(chr(int(c)) for c in random.integers(0x20, 0xD000, 8))
-    if random.random() < 0.5:
+def _unknown_class(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    name = "".join(chr(int(c)) for c in rng.integers(0x20, 0xD000, 8))
+    if rng.random() < 0.5:
         return "POST", "/classes/remove", {"json": {"name": name}}
     return "POST", "/classes/rename", {"json": {"name": name, "to": "owl"}}
 
 
-def _wrong_method(random: np.random.Generator, given: Given) -> Request:
-    return ["GET", "PUT", "DELETE", "PATCH"][random.integers(4)], "/predict", {}
+def _wrong_method(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    return ["GET", "PUT", "DELETE", "PATCH"][rng.integers(4)], "/predict", {}
 
 
-def _large_body(random: np.random.Generator, given: Given) -> Request:
-    size = STRICT["max_body"] + int(random.integers(1, 1000))
-    path = ["/predict", "/learn", "/rollback"][random.integers(3)]
-    return "POST", path, {"content": bytes(size), "headers": _kind("application/octet-stream")}
+def _large_body(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    size = STRICT["max_body"] + int(rng.integers(1, 1000))
+    path = ["/predict", "/learn", "/rollback"][rng.integers(3)]
+    return (
+        "POST",
+        path,
+        {"content": bytes(size), "headers": _content_type("application/octet-stream")},
+    )
 
 
-def _odd_content(random: np.random.Generator, given: Given) -> Request:
-    kinds = ["text/plain", "application/xml", "", "multipart/form-data", "é/ü", "image"]
-    kind = kinds[random.integers(len(kinds))].encode()
-    return "POST", "/predict", {"content": b"hello", "headers": {b"Content-Type": kind}}
+def _odd_content(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    types = ["text/plain", "application/xml", "", "multipart/form-data", "é/ü", "image"]
+    content_type = types[rng.integers(len(types))].encode()
+    return "POST", "/predict", {"content": b"hello", "headers": {b"Content-Type": content_type}}
 
 
-def _bad_form(random: np.random.Generator, given: Given) -> Request:
-    head = _kind("multipart/form-data; boundary=x")
-    data = random.bytes(int(random.integers(0, 500)))
-    return "POST", ["/predict", "/learn"][random.integers(2)], {"content": data, "headers": head}
+def _bad_form(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    headers = _content_type("multipart/form-data; boundary=x")
+    data = rng.bytes(int(rng.integers(0, 500)))
+    return "POST", ["/predict", "/learn"][rng.integers(2)], {"content": data, "headers": headers}
 
 
-def _wrong_token(random: np.random.Generator, given: Given) -> Request:
-    token = given.token.encode()
-    cut = int(random.integers(1, len(token)))
-    said = [
+def _wrong_token(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    token = valid.token.encode()
+    cut = int(rng.integers(1, len(token)))
+    values = [
         b"", b"Bearer ", token, b"Basic " + token, b"Bearer " + token[:cut],
         b"Bearer " + token + token[-cut:], b"Bearer " + token.upper(), b"Bearer \xff\xfe\x80",
-        b"Bearer " + random.bytes(20_000).hex().encode(),
+        b"Bearer " + rng.bytes(20_000).hex().encode(),
     ]  # fmt: skip
-    verb, path = [("POST", "/predict"), *FOR_TEACHERS][random.integers(len(FOR_TEACHERS) + 1)]
-    return verb, path, {"headers": {b"Authorization": said[random.integers(len(said))]}}
+    method, path = [("POST", "/predict"), *FOR_TEACHERS][rng.integers(len(FOR_TEACHERS) + 1)]
+    return method, path, {"headers": {b"Authorization": values[rng.integers(len(values))]}}
 
 
-def _weak_token(random: np.random.Generator, given: Given) -> Request:
-    """Somebody who may only ask wants to change something."""
-    verb, path = FOR_TEACHERS[random.integers(len(FOR_TEACHERS))]
-    return verb, path, {"headers": _bearer(given.token)}
+def _weak_token(rng: np.random.Generator, valid: ValidInputs) -> Request:
+    """A caller who may only predict requests a change."""
+    method, path = FOR_TEACHERS[rng.integers(len(FOR_TEACHERS))]
+    return method, path, {"headers": _bearer(valid.token)}
 
 
 def _bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def _kind(kind: str) -> dict[str, str]:
-    return {"Content-Type": kind}
+def _content_type(value: str) -> dict[str, str]:
+    return {"Content-Type": value}

@@ -1,13 +1,14 @@
-"""Killed again and again while it answers, adapts and learns.
+"""SIGKILL again and again while the service predicts, adapts and learns sessions.
 
-After every SIGKILL the service is started again on the same folder. Settings each time: it is ready;
-it stands at or after every version that answered or came of a lesson reported done; that lesson's
-version is still what was reported, and its classes are known ever since; and of what the service
-said it had learned from the stream, at most one interval has not become a version. After the last
-kill it still learns from the stream. In the end every answer, recomputed from the version it names,
-is that version's answer, so none was a mixture.
+After every kill the service is started again on the same folder. Checked each time: it becomes
+ready; its version is not older than any that answered or that a finished session reported; that
+session's version is unchanged and its classes are in every version since; and at most one interval
+of the stream's reported steps is in no version. After the last kill it must still learn from the
+stream. In the end every answer is recomputed from the version it names, so no answer came from a
+mixture of versions.
 """
 
+import io
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,206 +16,240 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+from PIL import Image
+
 from dosapp.drills.service_process import (
     ServiceProcess,
-    lesson,
+    encode_test_images,
     make_small_learner,
-    pictures,
     start_service,
+    zip_session,
 )
-from dosapp.errors import DosappError, InputError
+from dosapp.errors import DosappError
 from dosapp.history.history import Version
 from dosapp.learner.learner import Learner
 from dosapp.runtime.rng import numpy_rng
 from dosapp.scenario import Scenario
 
-BATCH, INTERVAL = 8, 4
-FLAGS = ("--adapt-batch", str(BATCH), "--interval", str(INTERVAL), "--skew", "1",
-         "--disagreement", "1", "--keep", "10000")  # fmt: skip
-TAUGHT = 3  # one life of so many: a lesson takes the writer's time, and the stream needs it, too
-PATIENCE = 300.0  # seconds for an interval of the stream after the last kill
-CLOSE = 1e-3  # scores depend on a batch's company in the last digits
+BATCH_SIZE, INTERVAL = 8, 4
+FLAGS = ("--adapt-batch-size", str(BATCH_SIZE), "--interval", str(INTERVAL), "--max-skew", "1",
+         "--max-disagreement", "1", "--keep-versions", "10000")  # fmt: skip
+SESSION_EVERY = 3  # kills; more sessions would leave the writer no time for the stream
+TIMEOUT = 300.0  # seconds for an interval of the stream after the last kill
+TOLERANCE = 1e-3  # of scores: their last digits depend on the other images of the batch
 
 
 @dataclass
 class Observations:
-    """What clients were told."""
+    """What the service reported to its clients."""
 
     answers: dict[tuple[int, int], set[tuple[str, float]]] = field(default_factory=dict)
-    versions: set[int] = field(default_factory=set)
-    lessons: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)  # version, classes
+    versions: set[int] = field(default_factory=set)  # that answered
+    sessions: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)  # version, classes
     requests: int = 0
-    began: int = 0  # the version at the beginning of the last life
-    adapted: int = 0  # pictures learned from in it
+    first_version: int = 0  # when the service was last started
+    adapted: int = 0  # images learned from since then
     errors: list[str] = field(default_factory=list)
 
 
 def drill(
-    folder: Path, kills: int = 50, watch: Callable[[str], None] = lambda words: None
+    folder: Path, kills: int = 50, on_progress: Callable[[str], None] = lambda message: None
 ) -> dict[str, Any]:
-    stream = make_small_learner(folder)
+    """Kill a service at random moments and look for what is lost.
+
+    Args:
+        folder: Where a small learner is created.
+        kills: Number of kills.
+        on_progress: Called with a message after every kill.
+
+    Returns:
+        The content of `crash.json`; `lost`, `mixed` and `errors_while_alive` should be empty.
+
+    Raises:
+        DosappError: If the service no longer learns after the last kill.
+    """
+    scenario = make_small_learner(folder)
     history = Learner.open_history(folder)
-    images, seen, random = pictures(stream), Observations(), numpy_rng("crash")
+    images, seen, rng = encode_test_images(scenario), Observations(), numpy_rng("crash")
     lost: list[str] = []
-    unkept = 0
-    for life in range(kills + 1):
+    most_unwritten = 0
+    for kill in range(kills + 1):
         with start_service(folder, *FLAGS) as service:
             with service.client() as client:
                 head = client.status()["version"]
             versions = history.versions()
-            lost += _lost(head, versions, seen)
-            unkept = max(unkept, _unkept(versions, seen))
-            if life == kills:
-                _learns_on(service, images, head)
-                ended = service.stop()
+            lost += find_lost(head, versions, seen)
+            most_unwritten = max(most_unwritten, _count_unwritten(versions, seen))
+            if kill == kills:
+                _wait_for_next_version(service, images, head)
+                exit_code = service.stop()
                 break
-            seen.began, seen.adapted = head, 0
-            _work(service, stream, images, seen, float(random.uniform(0.3, 3.0)), life)
-        watch(f"kill {life + 1} of {kills}: version {head}, {seen.requests} answers")
-    mixed, versions = _mixed(folder, images, seen, watch), history.versions()
+            seen.first_version, seen.adapted = head, 0
+            _use_until_killed(service, scenario, images, seen, float(rng.uniform(0.3, 3.0)), kill)
+        on_progress(f"kill {kill + 1} of {kills}: version {head}, {seen.requests} answers")
+    mixed, versions = find_mixed(folder, images, seen, on_progress), history.versions()
     return {
         "kills": kills,
         "answers": seen.requests,
         "versions": versions[-1].number,
         "versions_that_answered": len(seen.versions),
-        "lessons_acknowledged": len(seen.lessons),
-        "intervals": sum(_steps(version) > 0 for version in versions),
-        "pictures_adapted": BATCH * sum(_steps(version) for version in versions),
-        "most_pictures_unlearned_by_a_kill": unkept,
+        "lessons_acknowledged": len(seen.sessions),
+        "intervals": sum(_stream_steps(version) > 0 for version in versions),
+        "pictures_adapted": BATCH_SIZE * sum(_stream_steps(version) for version in versions),
+        "most_pictures_unlearned_by_a_kill": most_unwritten,
         "lost": list(dict.fromkeys(lost)),
         "mixed": mixed,
         "errors_while_alive": seen.errors,
-        "ended_with": ended,
+        "ended_with": exit_code,
     }
 
 
-def _learns_on(service: ServiceProcess, images: list[bytes], head: int) -> None:
-    """Asks until the stream has made another version, however busy the machine is."""
-    until = time.monotonic() + PATIENCE
+def _wait_for_next_version(service: ServiceProcess, images: list[bytes], head: int) -> None:
+    """Send images until the stream has made another version."""
+    end = time.monotonic() + TIMEOUT
     with service.client() as client:
-        while client.predict(images[:BATCH], top=1)["version"] == head:
-            if time.monotonic() > until:
-                raise InputError(
-                    f"after the last kill no version came within {PATIENCE:.0f} seconds"
+        while client.predict(images[:BATCH_SIZE], top=1)["version"] == head:
+            if time.monotonic() > end:
+                raise DosappError(
+                    f"the stream made no version within {TIMEOUT:.0f} seconds after the last kill"
                 )
 
 
-def _lost(head: int, versions: Sequence[Version], seen: Observations) -> list[str]:
-    """What clients were told and the service that came back does not know."""
-    found = []
-    told = max(seen.versions | {version for version, _ in seen.lessons}, default=0)
-    if head < told:
-        found.append(f"version {told} was told of, {head} came back")
-    for number, names in seen.lessons:
+def find_lost(head: int, versions: Sequence[Version], seen: Observations) -> list[str]:
+    """Find what was reported to clients and is missing after a restart.
+
+    Args:
+        head: The version after the restart.
+        versions: All versions in the folder.
+        seen: What was reported before.
+
+    Returns:
+        One sentence for every loss.
+    """
+    lost = []
+    newest = max(seen.versions | {version for version, _ in seen.sessions}, default=0)
+    if head < newest:
+        lost.append(f"version {newest} was reported, {head} came back")
+    for number, names in seen.sessions:
         since = [version for version in versions if version.number >= number]
-        kept = since and since[0].reason == f"taught {', '.join(names)}"
+        kept = since and since[0].reason == f"learned {', '.join(names)}"
         if not kept or any(not set(names) <= set(v.facts["classes"]) for v in since):
-            found.append(f"the lesson of version {number} is gone")
-    if _unkept(versions, seen) > BATCH * INTERVAL:
-        found.append(f"more than an interval of the stream after version {seen.began} is gone")
-    return found
+            lost.append(f"the session of version {number} is lost")
+    if _count_unwritten(versions, seen) > BATCH_SIZE * INTERVAL:
+        lost.append(
+            f"more than an interval of the stream after version {seen.first_version} is lost"
+        )
+    return lost
 
 
-def _unkept(versions: Sequence[Version], seen: Observations) -> int:
-    """Pictures that were learned from in the last life and have not become part of a version."""
-    kept = sum(_steps(version) for version in versions if version.number > seen.began)
-    return max(0, seen.adapted - BATCH * kept)
+def _count_unwritten(versions: Sequence[Version], seen: Observations) -> int:
+    """Images learned from before the last kill that are in no version."""
+    written = sum(_stream_steps(v) for v in versions if v.number > seen.first_version)
+    return max(0, seen.adapted - BATCH_SIZE * written)
 
 
-def _steps(version: Version) -> int:
-    """On the stream, that made this version; each took a whole batch, no life is long enough for
-    a smaller one."""
+def _stream_steps(version: Version) -> int:
+    """Steps on the stream in this version. Each used a full batch: a smaller one is used only after
+    `adapt_wait` seconds, and no service runs that long here."""
     steps, _, rest = version.reason.partition(" ")
     return int(steps) if rest == "steps on the stream" else 0
 
 
-def _work(
+def _use_until_killed(
     service: ServiceProcess,
-    stream: Scenario,
+    scenario: Scenario,
     images: list[bytes],
     seen: Observations,
     seconds: float,
     turn: int,
 ) -> None:
-    """Two who ask, one who watches and sometimes one who teaches, until the service is killed in
-    the middle of it."""
+    """Kill the service while two clients predict, one reads the status, and at every third turn one
+    sends a session."""
     killed = threading.Event()
 
-    def failed(why: str) -> None:
-        if not killed.wait(0.2):  # else it was the kill
-            seen.errors.append(why)
+    def add_error(message: str) -> None:
+        if not killed.wait(0.2):  # otherwise the kill was the cause
+            seen.errors.append(message)
 
-    def asks(who: int) -> None:
-        random = numpy_rng("asks", who, turn)
+    def predict(number: int) -> None:
+        rng = numpy_rng("asks", number, turn)
         with service.client() as client:
             while not killed.is_set():
-                rows = random.integers(0, len(images), 4).tolist()
+                rows = rng.integers(0, len(images), 4).tolist()
                 try:
-                    said = client.predict([images[row] for row in rows], top=1)
+                    answer = client.predict([images[row] for row in rows], top=1)
                 except DosappError as error:
-                    failed(str(error))
+                    add_error(str(error))
                     continue
-                seen.versions.add(said["version"])
+                seen.versions.add(answer["version"])
                 seen.requests += 1
-                for row, one in zip(rows, said["predictions"], strict=True):
-                    kept = seen.answers.setdefault((said["version"], row), set())
-                    kept.add((one["label"], one["score"]))
+                for row, prediction in zip(rows, answer["predictions"], strict=True):
+                    answers = seen.answers.setdefault((answer["version"], row), set())
+                    answers.add((prediction["label"], prediction["score"]))
 
-    def watches() -> None:
+    def read_status() -> None:
         with service.client() as client:
             while not killed.wait(0.02):
                 try:
                     seen.adapted = client.status()["signals"]["adapted"]
                 except DosappError as error:
-                    failed(str(error))
+                    add_error(str(error))
 
-    def teaches() -> None:
-        new = stream.tasks[1].classes
-        mine = sorted([turn % len(new), (turn + 1) % len(new)], key=lambda n: new[n])
-        data = lesson(stream, 1, mine, 4)
+    def send_session() -> None:
+        names = scenario.tasks[1].classes
+        labels = sorted([turn % len(names), (turn + 1) % len(names)], key=lambda n: names[n])
+        data = zip_session(scenario, 1, labels, 4)
         with service.client() as client:
             try:
                 job = client.learn_zip(data)
             except DosappError as error:
-                failed(str(error))
+                add_error(str(error))
                 return
         if job["state"] == "done":
-            seen.lessons.append((job["version"], tuple(new[n] for n in mine)))
+            seen.sessions.append((job["version"], tuple(names[n] for n in labels)))
         else:
-            failed(f"a lesson {job['state']}: {job['said']}")
+            add_error(f"a session {job['state']}: {job['said']}")
 
-    workers = [threading.Thread(target=asks, args=(n,)) for n in range(2)]
-    workers += [threading.Thread(target=watches)]
-    if turn % TAUGHT == 0:
-        workers += [threading.Thread(target=teaches)]
-    for worker in workers:
-        worker.start()
+    threads = [threading.Thread(target=predict, args=(n,)) for n in range(2)]
+    threads += [threading.Thread(target=read_status)]
+    if turn % SESSION_EVERY == 0:
+        threads += [threading.Thread(target=send_session)]
+    for thread in threads:
+        thread.start()
     time.sleep(seconds)
     killed.set()
     service.kill()
-    for worker in workers:
-        worker.join()
+    for thread in threads:
+        thread.join()
 
 
-def _mixed(
-    folder: Path, images: list[bytes], seen: Observations, watch: Callable[[str], None]
+def find_mixed(
+    folder: Path, images: list[bytes], seen: Observations, on_progress: Callable[[str], None]
 ) -> list[str]:
-    """Answers that are not those of the version they name."""
-    import io
+    """Find answers that are not those of the version they name.
 
-    import torch
-    from PIL import Image
+    Args:
+        folder: Of the learner.
+        images: The images that clients sent, as PNG files.
+        seen: The answers.
+        on_progress: Called with a message before each version.
 
+    Returns:
+        One line for every wrong answer.
+    """
     learner = Learner.open(folder)
     history = learner.history(folder)
-    shown = learner.student.backbone.preprocess
-    pixels = torch.stack([shown(Image.open(io.BytesIO(data))) for data in images])
-    found = []
+    preprocess = learner.student.backbone.preprocess
+    pixels = torch.stack([preprocess(Image.open(io.BytesIO(data))) for data in images])
+    mixed = []
     for version in sorted(seen.versions):
-        watch(f"recomputing the answers of version {version}")
-        truth = learner.at(history.at(version), learns=False).predict(pixels, top=1)
-        for row, one in enumerate(truth):
+        on_progress(f"recomputing the answers of version {version}")
+        predictions = learner.at(history.at(version), trainable=False).predict(pixels, top=1)
+        for row, true in enumerate(predictions):
             for label, score in seen.answers.get((version, row), ()):
-                if abs(score - one.score) > CLOSE or (label != one.label and one.score > 0.5):
-                    found.append(f"version {version}, picture {row}: {label} {score:.4f}")
-    return found
+                if abs(score - true.score) > TOLERANCE or (
+                    label != true.label and true.score > 0.5
+                ):
+                    mixed.append(f"version {version}, image {row}: {label} {score:.4f}")
+    return mixed

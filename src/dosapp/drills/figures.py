@@ -1,4 +1,4 @@
-"""What drills found, as pictures."""
+"""Figures of the drills."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,31 +8,38 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from dosapp.report.figures import BOUND, OURS, STYLE, TUNED, write
+from dosapp.report.figures import BOUND, OURS, STYLE, TUNED, save_figure
 
 
-def draw(name: str, found: Mapping[str, Any], folder: Path) -> None:
-    """PNG and SVG of the drills that have something to look at."""
-    figures = {"guards": lambda: guards(found["outcomes"]), "load": lambda: load(found["curve"])}
-    if name in figures:
-        figure = figures[name]()
-        write(figure, folder, name, ("png", "svg"))
+def write_figure(name: str, result: Mapping[str, Any], folder: Path) -> None:
+    """Write the figure of a drill as PNG and SVG, if it has one.
+
+    Args:
+        name: Of the drill.
+        result: The content of its JSON file.
+        folder: Where the files go.
+    """
+    plots = {"guards": lambda: plot_guards(result["outcomes"]),
+             "load": lambda: plot_load(result["curve"])}  # fmt: skip
+    if name in plots:
+        figure = plots[name]()
+        save_figure(figure, folder, name, ("png", "svg"))
         plt.close(figure)
 
 
-def guards(outcomes: Sequence[Mapping[str, Any]]) -> Figure:
-    """Points gained or lost on held-out pictures by living through a stream; dots are seeds."""
+def plot_guards(outcomes: Sequence[Mapping[str, Any]]) -> Figure:
+    """Plot the accuracy gained or lost on held-out images by each stream; dots are seeds."""
     streams = list(dict.fromkeys(o["stream"] for o in outcomes))
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7.2, 3.6), layout="constrained")
         for side, (on, colour) in enumerate(((False, TUNED), (True, OURS))):
-            for x, stream in enumerate(streams):
-                mine = [o for o in outcomes if o["stream"] == stream and o["guards"] is on]
-                changes = [o["lived"] - o["frozen"] for o in mine]
-                place = x + (side - 0.5) * 0.36
-                words = f"guards {'on' if on else 'off'}" if x == 0 else None
-                axes.bar(place, np.mean(changes), 0.32, color=colour, alpha=0.75, label=words)
-                axes.plot([place] * len(changes), changes, "o", ms=3, color="black", zorder=3)
+            for index, stream in enumerate(streams):
+                group = [o for o in outcomes if o["stream"] == stream and o["guards"] is on]
+                changes = [o["lived"] - o["frozen"] for o in group]
+                x = index + (side - 0.5) * 0.36
+                label = f"guards {'on' if on else 'off'}" if index == 0 else None
+                axes.bar(x, np.mean(changes), 0.32, color=colour, alpha=0.75, label=label)
+                axes.plot([x] * len(changes), changes, "o", ms=3, color="black", zorder=3)
         axes.axhline(0, color=BOUND, lw=1)
         axes.axhline(-2, color=BOUND, lw=1, ls=":")
         axes.set_xticks(range(len(streams)), streams)
@@ -42,20 +49,20 @@ def guards(outcomes: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def load(curve: Sequence[Mapping[str, Any]]) -> Figure:
-    """Latency and the share of pictures that are learned from, against load."""
-    share = [100 * row["share"] for row in curve]
+def plot_load(curve: Sequence[Mapping[str, Any]]) -> Figure:
+    """Plot latency and the share of images that are learned from, against load."""
+    load = [100 * row["share"] for row in curve]
     with plt.rc_context(STYLE):
-        figure, (time, kept) = plt.subplots(1, 2, figsize=(8.6, 3.4), layout="constrained")
+        figure, (latency, adapted) = plt.subplots(1, 2, figsize=(8.6, 3.4), layout="constrained")
         for side, colour in (("off", BOUND), ("on", OURS)):
-            for figures, style in (("median", "-"), ("p95", "--")):
-                values = [1000 * row[side][figures] for row in curve]
-                words = f"adaptation {side}, {figures}"
-                time.plot(share, values, style, marker="o", ms=4, color=colour, label=words)
-        time.set(xlabel="load, % of capacity", ylabel="latency, ms", ylim=(0, None))
-        time.legend(frameon=False, fontsize=8)
-        learned = [100 * min(1.0, row["on"]["adapted"]) for row in curve]
-        kept.plot(share, learned, marker="o", color=OURS)
-        kept.axhline(95, color=BOUND, ls=":", lw=1)
-        kept.set(xlabel="load, % of capacity", ylabel="pictures learned from, %", ylim=(0, 103))
+            for statistic, style in (("median", "-"), ("p95", "--")):
+                values = [1000 * row[side][statistic] for row in curve]
+                label = f"adaptation {side}, {statistic}"
+                latency.plot(load, values, style, marker="o", ms=4, color=colour, label=label)
+        latency.set(xlabel="load, % of capacity", ylabel="latency, ms", ylim=(0, None))
+        latency.legend(frameon=False, fontsize=8)
+        shares = [100 * min(1.0, row["on"]["adapted"]) for row in curve]
+        adapted.plot(load, shares, marker="o", color=OURS)
+        adapted.axhline(95, color=BOUND, ls=":", lw=1)
+        adapted.set(xlabel="load, % of capacity", ylabel="images learned from, %", ylim=(0, 103))
     return figure

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from dosapp.data.preprocess import to_bytes
 from dosapp.experiments.plan import build_scenario
 from dosapp.learner.learner import Learner
 from dosapp.scenario import Scenario
@@ -29,73 +30,95 @@ SMALL = {
 
 @dataclass
 class ServiceProcess:
+    """A running `dosapp serve`."""
+
     url: str
     process: "subprocess.Popen[bytes]"
 
     def client(self) -> Client:
+        """A new client of the service."""
         return Client(self.url)
 
     def kill(self) -> None:
+        """Send SIGKILL and wait."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
     def stop(self) -> int:
-        """Politely; says how it ended."""
+        """Send SIGTERM and wait; returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
 
 
 @contextmanager
 def start_service(folder: Path, *flags: str) -> Iterator[ServiceProcess]:
-    """`dosapp serve FOLDER`, ready; killed at the end if it still runs."""
+    """Run `dosapp serve FOLDER` until the block ends; yields when the service is ready.
+
+    Args:
+        folder: Of the learner; the service's output goes to `serve.log` in it.
+        *flags: More arguments of `dosapp serve`.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "dosapp", "serve", str(folder), "--port", str(port), *flags]
     with (folder / "serve.log").open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
-    found = ServiceProcess(f"http://127.0.0.1:{port}", process)
+    service = ServiceProcess(f"http://127.0.0.1:{port}", process)
     try:
-        with found.client() as client:
+        with service.client() as client:
             client.wait(120)
-        yield found
+        yield service
     finally:
         if process.poll() is None:
-            found.kill()
+            service.kill()
 
 
 def make_small_learner(folder: Path) -> Scenario:
-    """Ten shapes, taught quickly, in the folder; ten more that nobody has taught."""
+    """Train a learner on ten classes and save it; the second task of the scenario has ten more."""
     settings: RunSettings = RunSettings.parse(SMALL)
     learner = Learner(settings.learner())
-    stream = build_scenario(settings, learner.student.backbone.preprocess)
-    learner.learn(stream.session(0))
-    learner.save(folder, "taught ten shapes")
-    return stream
+    scenario = build_scenario(settings, learner.student.backbone.preprocess)
+    learner.learn(scenario.session(0))
+    learner.save(folder, "trained on ten shapes")
+    return scenario
 
 
-def png(picture: Tensor) -> bytes:
-    """Of `[3, H, W]` in [0, 1]."""
-    array = (picture * 255).round().byte().permute(1, 2, 0).numpy()
+def encode_png(image: Tensor) -> bytes:
+    """Encode an image `[3, H, W]`, floats in [0, 1] or bytes, as PNG.
+
+    Example:
+        >>> import torch
+        >>> encode_png(torch.zeros(3, 8, 8))[:4]
+        b'\\x89PNG'
+    """
+    array = to_bytes(image).permute(1, 2, 0).numpy()
     with io.BytesIO() as buffer:
         Image.fromarray(array).save(buffer, "PNG")
         return buffer.getvalue()
 
 
-def pictures(stream: Scenario, task: int = 0) -> list[bytes]:
-    """The test pictures of a task, its classes in turn."""
-    test = stream.tasks[task].test
+def encode_test_images(scenario: Scenario, task: int = 0) -> list[bytes]:
+    """The test images of a task as PNG files, classes alternating."""
+    test = scenario.tasks[task].test
     order = np.argsort(test.labels, kind="stable").reshape(test.labels.max() + 1, -1).T.flatten()
-    return [png(picture) for picture in test.read(order)]
+    return [encode_png(image) for image in test.read(order)]
 
 
-def lesson(stream: Scenario, task: int, classes: Sequence[int], images: int) -> bytes:
-    """A zip of class folders with a few training pictures of each."""
-    part = stream.tasks[task]
+def zip_session(scenario: Scenario, task: int, classes: Sequence[int], images: int) -> bytes:
+    """A zip file of class folders with the first training images of each class.
+
+    Args:
+        scenario: Where the images come from.
+        task: Index of the task.
+        classes: Class indices in the task.
+        images: Images per class.
+    """
+    source = scenario.tasks[task]
     with io.BytesIO() as buffer:
         with zipfile.ZipFile(buffer, "w") as archive:
             for label in classes:
-                for row in np.flatnonzero(part.train.labels == label)[:images]:
-                    name = f"{part.classes[label]}/{row}.png"
-                    archive.writestr(name, png(part.train.read([int(row)])[0]))
+                for row in np.flatnonzero(source.train.labels == label)[:images]:
+                    name = f"{source.classes[label]}/{row}.png"
+                    archive.writestr(name, encode_png(source.train.read([int(row)])[0]))
         return buffer.getvalue()
