@@ -1,4 +1,4 @@
-"""What everything above asks of a two-tower model. Nobody else knows which library it came from."""
+"""The interface of a dual-encoder model. Nothing else depends on the library it comes from."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 Inputs = TypeVar("Inputs")
 Weights = Mapping[str, nn.Parameter]
-BlockHook = Callable[[Tensor, Tensor], Tensor]  # what entered a part, what left it → what goes on
+BlockHook = Callable[[Tensor, Tensor], Tensor]  # (input, output) of some blocks → new output
 
 
 @dataclass(frozen=True)
 class TowerHooks:
-    """What a method adds on the way through the image tower; tokens are `[B, L, W]`."""
+    """What a method adds inside the image tower; tokens are `[B, L, W]`."""
 
-    prompts: Tensor | None = None  # [B, P, W]: tokens that join the patches
-    prefixes: Mapping[int, Tensor] = field(
-        default_factory=dict
-    )  # block → keys, values [2, B, P, W]
-    block_hooks: Mapping[int, BlockHook] = field(
-        default_factory=dict
-    )  # a part's last block → what follows
+    prompts: Tensor | None = None  # [B, P, W]: tokens beside the patches
+    # block → additional keys and values [2, B, P, W]
+    prefixes: Mapping[int, Tensor] = field(default_factory=dict)
+    # last block of a part → applied to the part's input and output
+    block_hooks: Mapping[int, BlockHook] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class TrunkOutput(Generic[Inputs]):
-    """Pictures or captions after the trunk. Whatever takes those takes this too, for any expert
-    whose trunk has the same tensors. Whoever adds prompts starts again from what was inputs: they
-    enter before the trunk ends."""
+    """Images or captions after the trunk, for any model that shares the trunk's weights.
+
+    Encoders take it instead of the inputs. A model with prompts starts again from the inputs,
+    because prompts enter before the trunk ends.
+    """
 
     inputs: Inputs
     tokens: "Tokens"
@@ -42,9 +42,11 @@ class TrunkOutput(Generic[Inputs]):
     def __len__(self) -> int:
         return len(self.tokens.rows)
 
-    def __getitem__(self, part: slice) -> "TrunkOutput[Inputs]":
-        tokens = replace(self.tokens, rows=self.tokens.rows[part], at=self.tokens.at[part])
-        return TrunkOutput(self.inputs[part], tokens)  # type: ignore[index]
+    def __getitem__(self, rows: slice) -> "TrunkOutput[Inputs]":
+        tokens = replace(
+            self.tokens, rows=self.tokens.rows[rows], read_at=self.tokens.read_at[rows]
+        )
+        return TrunkOutput(self.inputs[rows], tokens)  # type: ignore[index]
 
 
 Pixels = Tensor | TrunkOutput[Tensor]  # [B, 3, H, W] in [0, 1]
@@ -52,94 +54,100 @@ Captions = Sequence[str] | TrunkOutput[Sequence[str]]
 
 
 class Expert(Protocol):
-    """Whoever can be asked about a picture."""
+    """A model that can predict."""
 
-    image_size: int  # pictures are square: uint8 or float [B, 3, pixels, pixels]
+    image_size: int  # images are [B, 3, image_size, image_size]
 
     @property
     def revision(self) -> int:
-        """Raised by whoever changes a weight; caches are keyed on it."""
+        """Increased whenever a weight changes; caches are keyed by it."""
 
     @property
     def logit_scale(self) -> Tensor:
-        """What cosines are multiplied with before a softmax, exp(logit_scale)."""
+        """The factor on cosines before a softmax: exp of CLIP's parameter."""
 
     def encode_image(self, pixels: Tensor) -> Tensor:
-        """Unit features `[B, D]` of pictures in [0, 1]."""
+        """Unit features `[B, D]` of images in [0, 1]."""
 
     def encode_text(self, captions: Sequence[str]) -> Tensor:
-        """Unit features `[C, D]`."""
+        """Unit features `[C, D]` of captions."""
 
     def weights(self) -> Weights:
-        """All of them, by name."""
+        """All weights by name."""
 
 
 class Backbone(Protocol):
-    """An expert whose parts are known, so that it can be taught."""
+    """An expert whose parts are known, so that it can be trained."""
 
     name: str
     image_size: int
     revision: int
-    hidden_size: int  # W, of a token of the image tower
+    hidden_size: int  # W, of the image tower
     num_blocks: int  # of the image tower
     embed_dim: int  # D
 
     @property
     def logit_scale(self) -> Tensor: ...
 
+    @property
+    def preprocess(self) -> Preprocess:
+        """Resize and crop of an image for this backbone."""
+
     def configure(self, settings: LearnerSettings) -> None:
-        """From now on on that device, in that precision, so many images at a time, …"""
+        """Set device, precision, compilation, microbatch and gradient checkpointing."""
+
+    # Features
 
     def encode_image(self, pixels: Pixels, hooks: TowerHooks | None = None) -> Tensor:
-        """`project_image` of `pool_image`."""
-
-    def encode_text(self, captions: Captions) -> Tensor: ...
+        """`project_image(pool_image(pixels))`."""
 
     def pool_image(self, pixels: Pixels, hooks: TowerHooks | None = None) -> Tensor:
-        """`[B, W]`: what the image projection reads."""
+        """The input of the image projection `[B, W]`."""
 
     def project_image(self, pooled: Tensor) -> Tensor:
         """Unit features `[B, D]`."""
 
+    def encode_text(self, captions: Captions) -> Tensor: ...
+
     def encode_image_trunk(self, pixels: Tensor) -> Pixels:
-        """Through the trunk, for whoever has the same; or as they were, if that does not pay."""
+        """Run images through the trunk; as they were if sharing it does not pay."""
 
     def encode_text_trunk(self, captions: Sequence[str]) -> Captions:
-        """Likewise."""
+        """Run captions through the trunk; as they were if sharing it does not pay."""
 
-    def trunk_weights(self) -> Weights:
-        """What is used before the first candidate, in either tower."""
+    # Weights by name
 
     def weights(self) -> Weights:
-        """All of them, by name: the towers', and what methods have put beside them."""
+        """All weights: the towers' and those that methods have added."""
 
     def tower_weights(self) -> Weights:
-        """What the model came with."""
+        """The weights of the pretrained model."""
+
+    def trunk_weights(self) -> Weights:
+        """The weights used before the first MLP of either tower."""
+
+    def first_mlp_weights(self) -> Weights:
+        """The paper's candidates: weights of the first MLP layer of every block of both towers."""
+
+    def spu_extra_weights(self) -> Weights:
+        """What SPU's code trains besides: the biases of those layers and the image projection."""
 
     def linear_weights(self) -> Weights:
         """The weights of the linear layers in every block of both towers."""
 
-    def first_mlp_weights(self) -> Weights:
-        """The paper's candidates: the first MLP layer's weights of every block of both towers."""
-
-    def spu_extra_weights(self) -> Weights:
-        """What SPU's code updates whole: the biases of those layers and the image projection."""
-
     def projection_weights(self) -> Weights:
-        """From each tower into the common space."""
+        """The projections of both towers into the common space."""
 
     def image_norm_weights(self) -> Weights:
         """The affine weights of the image tower's LayerNorms."""
 
+    # Copies
+
     def shared_copy(self, own: Collection[str] = ()) -> "Backbone":
-        """Another backbone that shares every tensor with this one except those named in `own`."""
+        """A copy that shares all tensors except the weights named in `own`."""
 
     def materialize(self, names: Collection[str]) -> None:
-        """Stop sharing these: copy them, so that they no longer move with the other's."""
-
-    @property
-    def preprocess(self) -> Preprocess:
-        """Resize and crop of an image for this backbone."""
+        """Stop sharing these weights: replace them by copies."""
 
     def fingerprint(self) -> str:
         """A checksum of the weights and of everything that decides what they compute."""

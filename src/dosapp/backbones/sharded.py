@@ -1,4 +1,4 @@
-"""A backbone whose towers' work is shared out among processes."""
+"""A backbone whose encoders share their work among processes."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,13 @@ from dosapp.runtime import distributed
 
 
 class ShardedBackbone(BackboneWrapper):
-    """Gives the same features in every process, each of which has computed a part of them."""
+    """Every process encodes a part of the rows and gets the features of all."""
 
     def __init__(self, inner: Backbone) -> None:
         super().__init__(inner, {})
 
     def pool_image(self, pixels: Pixels, hooks: TowerHooks | None = None) -> Tensor:
-        if hooks is not None:  # made for the whole batch
+        if hooks is not None:  # hooks are made for the whole batch
             return self.inner.pool_image(pixels, hooks)
         return distributed.encode_sharded(self.inner.pool_image, pixels)
 
@@ -24,7 +24,7 @@ class ShardedBackbone(BackboneWrapper):
         return distributed.encode_sharded(self.inner.encode_text, captions)
 
     def encode_image_trunk(self, pixels: Tensor) -> Tensor:
-        return pixels  # through the trunk when they have been shared out
+        return pixels  # each process runs the trunk for its own rows
 
     def encode_text_trunk(self, captions: Sequence[str]) -> Sequence[str]:
         return captions

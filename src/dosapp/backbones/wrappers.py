@@ -1,7 +1,7 @@
-"""Parameters beside a backbone (prompts, side networks), and two experts that answer as one.
+"""Backbones around a backbone, and ensembles.
 
-`BackboneWrapper` is a backbone around another. What it holds is trained, shared with twins, smoothed and
-saved like any other weight, so every method works with every addition.
+The parameters that a wrapper adds are trained, shared, averaged and saved like all other weights,
+so that every method works with every wrapper.
 """
 
 import copy
@@ -15,30 +15,36 @@ from dosapp.backbones.base import Backbone, Captions, Expert, Pixels, TowerHooks
 from dosapp.data.preprocess import Preprocess
 from dosapp.settings import LearnerSettings
 
-A = TypeVar("A", bound="BackboneWrapper")
+W = TypeVar("W", bound="BackboneWrapper")
 
 
 class BackboneWrapper:
-    """The inner backbone with more parameters. A subclass says what they do to a picture."""
+    """A backbone with added parameters. A subclass overrides how images are encoded.
 
-    def __init__(self, inner: Backbone, extra: dict[str, Tensor]) -> None:
+    Args:
+        inner: The wrapped backbone.
+        added: Initial values of the added parameters, by name.
+    """
+
+    def __init__(self, inner: Backbone, added: dict[str, Tensor]) -> None:
         self.inner = inner
         device = inner.logit_scale.device
-        self.extra = {n: nn.Parameter(t.to(device), requires_grad=False) for n, t in extra.items()}
+        self.added = {n: nn.Parameter(t.to(device), requires_grad=False) for n, t in added.items()}
         self.name, self.image_size, self.revision = inner.name, inner.image_size, inner.revision
-        self.hidden_size, self.num_blocks, self.embed_dim = (
-            inner.hidden_size,
-            inner.num_blocks,
-            inner.embed_dim,
-        )
+        self.hidden_size, self.num_blocks = inner.hidden_size, inner.num_blocks
+        self.embed_dim = inner.embed_dim
 
     @property
     def logit_scale(self) -> Tensor:
         return self.inner.logit_scale
 
+    @property
+    def preprocess(self) -> Preprocess:
+        return self.inner.preprocess
+
     def configure(self, settings: LearnerSettings) -> None:
         self.inner.configure(settings)
-        for weight in self.extra.values():
+        for weight in self.added.values():
             weight.data = weight.data.to(self.inner.logit_scale.device)
 
     def encode_image(self, pixels: Pixels, hooks: TowerHooks | None = None) -> Tensor:
@@ -59,17 +65,14 @@ class BackboneWrapper:
     def encode_text_trunk(self, captions: Sequence[str]) -> Captions:
         return self.inner.encode_text_trunk(captions)
 
-    def trunk_weights(self) -> Weights:
-        return self.inner.trunk_weights()
-
     def weights(self) -> Weights:
-        return {**self.inner.weights(), **self.extra}
+        return {**self.inner.weights(), **self.added}
 
     def tower_weights(self) -> Weights:
         return self.inner.tower_weights()
 
-    def linear_weights(self) -> Weights:
-        return self.inner.linear_weights()
+    def trunk_weights(self) -> Weights:
+        return self.inner.trunk_weights()
 
     def first_mlp_weights(self) -> Weights:
         return self.inner.first_mlp_weights()
@@ -77,66 +80,68 @@ class BackboneWrapper:
     def spu_extra_weights(self) -> Weights:
         return self.inner.spu_extra_weights()
 
+    def linear_weights(self) -> Weights:
+        return self.inner.linear_weights()
+
     def projection_weights(self) -> Weights:
         return self.inner.projection_weights()
 
     def image_norm_weights(self) -> Weights:
         return self.inner.image_norm_weights()
 
-    def shared_copy(self: A, own: Collection[str] = ()) -> A:
+    def shared_copy(self: W, own: Collection[str] = ()) -> W:
         other = copy.copy(self)
-        other.inner = self.inner.shared_copy([name for name in own if name not in self.extra])
-        other.extra = dict(self.extra)
-        other._own_extra(own)
+        other.inner = self.inner.shared_copy([name for name in own if name not in self.added])
+        other.added = dict(self.added)
+        other._materialize_added(own)
         return other
 
     def materialize(self, names: Collection[str]) -> None:
-        self.inner.materialize([name for name in names if name not in self.extra])
-        self._own_extra(names)
+        self.inner.materialize([name for name in names if name not in self.added])
+        self._materialize_added(names)
 
-    def _own_extra(self, names: Collection[str]) -> None:
-        for name in self.extra.keys() & set(names):
-            mine = self.extra[name].detach().clone()
-            self.extra[name] = nn.Parameter(mine, requires_grad=False)
-
-    @property
-    def preprocess(self) -> Preprocess:
-        return self.inner.preprocess
+    def _materialize_added(self, names: Collection[str]) -> None:
+        for name in self.added.keys() & set(names):
+            value = self.added[name].detach().clone()
+            self.added[name] = nn.Parameter(value, requires_grad=False)
 
     def fingerprint(self) -> str:
         return self.inner.fingerprint()
 
 
-def find_wrapper(net: Backbone, kind: type[A]) -> A:
-    """The addition of this kind, however deep."""
-    while isinstance(net, BackboneWrapper):
-        if isinstance(net, kind):
-            return net
-        net = net.inner
-    raise LookupError(f"no {kind.__name__} in {net.name}")
+def find_wrapper(backbone: Backbone, kind: type[W]) -> W:
+    """The wrapper of this kind around a backbone, however deep."""
+    while isinstance(backbone, BackboneWrapper):
+        if isinstance(backbone, kind):
+            return backbone
+        backbone = backbone.inner
+    raise LookupError(f"no {kind.__name__} in {backbone.name}")
 
 
 class Ensemble:
-    """Two experts as one, whose cosines with a caption are the mean of theirs: features side by
-    side, over √2. (A class of several captions weighs each expert by how well they agree.)"""
+    """Two experts as one whose cosine with a caption is the mean of theirs.
+
+    Features are concatenated and divided by √2. (With several templates per class each expert is
+    weighted by how well its templates agree.)
+    """
 
     def __init__(self, first: Expert, second: Expert) -> None:
-        self.both = (first, second)
+        self.experts = (first, second)
         self.image_size = first.image_size
 
     @property
     def revision(self) -> int:
-        return sum(expert.revision for expert in self.both)
+        return sum(expert.revision for expert in self.experts)
 
     @property
     def logit_scale(self) -> Tensor:
-        return torch.stack([expert.logit_scale for expert in self.both]).mean()
+        return torch.stack([expert.logit_scale for expert in self.experts]).mean()
 
     def encode_image(self, pixels: Tensor) -> Tensor:
-        return torch.cat([e.encode_image(pixels) for e in self.both], dim=1) / 2**0.5
+        return torch.cat([e.encode_image(pixels) for e in self.experts], dim=1) / 2**0.5
 
     def encode_text(self, captions: Sequence[str]) -> Tensor:
-        return torch.cat([e.encode_text(captions) for e in self.both], dim=1) / 2**0.5
+        return torch.cat([e.encode_text(captions) for e in self.experts], dim=1) / 2**0.5
 
     def weights(self) -> Weights:
         return {}  # none of its own

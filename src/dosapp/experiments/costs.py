@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dosapp.errors import unknown_name
 from dosapp.experiments.plan import Plan, plan
 from dosapp.experiments.run import describe_machine, timestamp
+from dosapp.learner.inputs import read_pixels
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import read_json, write_json
 from dosapp.runtime.process_memory import peak_memory, reset_peak_memory
@@ -104,7 +105,7 @@ def measure_step_costs(planned: Plan, *, counted: bool = False) -> tuple[list[St
     lesson = _measure_steps(lambda: next(lessons, None), s.epochs * passes, learner, counted)
     for _ in lessons:  # the stream begins when the session has ended
         pass
-    pixels = next(first.unlabelled.batches(s.stream_batch_size), learner.pixels([]))
+    pixels = next(first.unlabelled.batches(s.stream_batch_size), read_pixels([], learner.preprocess))
     adapt = _measure_steps(lambda: learner.adapt(pixels), streamed, learner, counted)
     experts = learner.method.experts(learner.student)
     test = stream.tasks[0].test

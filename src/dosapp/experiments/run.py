@@ -276,7 +276,7 @@ class Experiment:
     # Evaluation
 
     def _evaluate_pretrained(self) -> None:
-        """Zero-shot accuracy on each task among the classes seen by then, and on the control set."""
+        """Zero-shot accuracy on each task among the classes seen so far, and on controls."""
         backbone, tasks = self.planned.backbone, range(len(self.scenario.tasks))
         accuracy = self.evaluator.accuracy
         self.progress.zero_shot = [accuracy(backbone, j, range(j + 1)) for j in tasks]

@@ -18,7 +18,7 @@ import yaml
 from dosapp.backbones.registry import load_backbone
 from dosapp.data.images import LabelledImages
 from dosapp.errors import DivergedError, InputError
-from dosapp.experiments.evaluator import LOOK
+from dosapp.experiments.evaluator import EVAL_BATCH_SIZE
 from dosapp.experiments.plan import build_scenario
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import write_bytes
@@ -105,7 +105,7 @@ def tune(
             except DivergedError:  # the worst a rate can do
                 right += [False] * len(held)
                 continue
-            asked = held.batches(LOOK)
+            asked = held.batches(EVAL_BATCH_SIZE)
             answers = [p.label for pixels in asked for p in learner.predict(pixels, top=1)]
             truth = [teach.classes[label] for label in held.labels]
             right += [a == b for a, b in zip(answers, truth, strict=True)]

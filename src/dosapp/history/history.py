@@ -4,9 +4,9 @@
     working.safetensors           the change since the last version, and what only the next step
                                   needs (optimizer, replay buffer, position); replaced atomically
 
-The working checkpoint names the version it continues from, so it defines the head: a version written
-after it was never acknowledged and is written again. Resumed runs, saved learners and services read
-this folder with this code.
+The working checkpoint names the version it continues from, so it defines the head: a version
+written after it was never acknowledged and is written again. Resumed runs, saved learners and
+services read this folder with this code.
 """
 
 import datetime

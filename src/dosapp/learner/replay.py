@@ -1,8 +1,8 @@
 """Experience replay, for any method: some stored images beside every new batch.
 
-Task-balanced: after t sessions each keeps floor(capacity / t) random images; with more sessions than
-capacity the newest keep one each. A replayed batch is as large as the new one and is concatenated
-with it into one contrastive batch.
+Task-balanced: after t sessions each keeps floor(capacity / t) random images; with more sessions
+than capacity the newest keep one each. A replayed batch is as large as the new one and is
+concatenated with it into one contrastive batch.
 """
 
 from collections.abc import Mapping, Sequence

@@ -220,7 +220,7 @@ class Method:
         return {}
 
     def working_state_dict(self) -> Tensors:
-        """Tensors that only the next step needs, such as images: in the checkpoint, in no version."""
+        """Tensors that only the next step needs, such as images: in checkpoints, in no version."""
         return {}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:

@@ -1,9 +1,8 @@
-"""Several processes as one learner (`torchrun --nproc-per-node N -m dosapp run …`).
+"""Several processes that train one learner (`torchrun --nproc-per-node N -m dosapp run …`).
 
-Every process reads the same batch, takes the same decisions and computes the same loss. Only the
-work of the towers is shared out: each encodes its rows and all see everybody's features. Gradients
-are averaged over processes, on the entries that may move and nothing else. Without torchrun there
-is one process and all of this is nothing.
+Every process reads the same batch and computes the same loss. Only the encoders' work is shared:
+each process encodes its rows, and all get the features of every row. Gradients of the trainable
+entries are averaged over processes. Without torchrun there is one process and nothing to do.
 """
 
 import os
@@ -23,23 +22,25 @@ from dosapp.runtime import devices
 
 
 def world_size() -> int:
+    """The number of processes."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
+    """The number of this process, from 0."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
 @contextmanager
 def process_group(device: str = "cpu") -> Iterator[None]:
-    """Find the others, if torchrun started some; tensors on GPUs do not go through the host."""
+    """Join the other processes that torchrun started, if there are any."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield
         return
-    kind = devices.resolve_device(device)
-    if kind.type == "cuda":
-        torch.cuda.set_device(kind)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if kind.type == "cuda" else "gloo")
+    resolved = devices.resolve_device(device)
+    if resolved.type == "cuda":
+        torch.cuda.set_device(resolved)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if resolved.type == "cuda" else "gloo")
     try:
         yield
     finally:
@@ -48,67 +49,68 @@ def process_group(device: str = "cpu") -> Iterator[None]:
 
 @contextmanager
 def rank_folder(folder: Path) -> Iterator[Path]:
-    """The first process writes to the folder. The others work on a copy that is thrown away."""
+    """The folder for the first process; for each other one a temporary copy of it."""
     if world_size() == 1:
         yield folder
         return
     with tempfile.TemporaryDirectory() as scratch:
-        place = folder if rank() == 0 else Path(scratch) / "run"
+        own = folder if rank() == 0 else Path(scratch) / "run"
         if rank() > 0 and folder.exists():
-            shutil.copytree(folder, place)
-        began = (place / "run.json").exists()
-        if len(set(gather_objects(began))) > 1:  # and nobody goes on before all have their copy
+            shutil.copytree(folder, own)
+        was_started = (own / "run.json").exists()
+        if len(set(gather_objects(was_started))) > 1:  # also a barrier until all have their copy
             raise InputError(f"not every process can see '{folder}'; --out must be shared by them")
-        yield place
+        yield own
 
 
-def gather_objects(mine: Any) -> list[Any]:
-    """What each process has to say."""
-    found: list[Any] = [None] * world_size()
-    dist.all_gather_object(found, mine)
-    return found
+def gather_objects(value: Any) -> list[Any]:
+    """The values of all processes, by rank."""
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def encode_sharded(encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
-    """`encode(rows)`, of which each process computes its portion; all of it if there are too few
-    to give everybody one."""
+    """`encode(rows)`, of which each process computes a part; all of it if there are too few."""
     if len(rows) < world_size():
         return encode(rows)
-    mine = rank_rows(len(rows), rank())
-    own = encode(rows[mine.start : mine.stop])
-    found: Tensor = _Gathered.apply(own, len(rows))  # type: ignore[no-untyped-call]
-    return found
+    own = rank_rows(len(rows), rank())
+    features = encode(rows[own.start : own.stop])
+    gathered: Tensor = _AllGather.apply(features, len(rows))  # type: ignore[no-untyped-call]
+    return gathered
 
 
-def rank_rows(total: int, who: int) -> range:
-    """The rows a process encodes; the first ones have one more if it does not come out even."""
+def rank_rows(total: int, rank: int) -> range:
+    """The rows that a process encodes; the first processes have one more if it does not divide."""
     each, more = divmod(total, world_size())
-    first = who * each + min(who, more)
-    return range(first, first + each + (who < more))
+    first = rank * each + min(rank, more)
+    return range(first, first + each + (rank < more))
 
 
-class _Gathered(torch.autograd.Function):
-    """The rows of all processes, in order. Backwards a process keeps its own, times the number of
-    processes: averaged afterwards, what was shared out adds up, and what everybody computed alike
-    stays as it is."""
+class _AllGather(torch.autograd.Function):
+    """Concatenate the rows of all processes.
+
+    In the backward pass a process keeps the gradient of its own rows, times the number of
+    processes: after averaging, shared work adds up and what all computed alike is unchanged.
+    """
 
     @staticmethod
-    def forward(ctx: Any, mine: Tensor, total: int) -> Tensor:
-        sizes = [len(rank_rows(total, who)) for who in range(world_size())]
-        padded = mine.new_zeros(max(sizes), *mine.shape[1:])
-        padded[: len(mine)] = mine
+    def forward(ctx: Any, own: Tensor, total: int) -> Tensor:
+        sizes = [len(rank_rows(total, r)) for r in range(world_size())]
+        padded = own.new_zeros(max(sizes), *own.shape[1:])
+        padded[: len(own)] = own
         parts = [torch.empty_like(padded) for _ in sizes]
         dist.all_gather(parts, padded)
-        ctx.mine = rank_rows(total, rank())
+        ctx.own = rank_rows(total, rank())
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0][ctx.mine.start : ctx.mine.stop] * world_size(), None
+        return grads[0][ctx.own.start : ctx.own.stop] * world_size(), None
 
 
 def average_gradients(tensors: Sequence[Tensor]) -> None:
-    """In place, the mean over processes, in one message."""
+    """Replace tensors by their mean over processes, in one message."""
     if world_size() == 1 or not tensors:
         return
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
