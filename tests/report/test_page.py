@@ -6,7 +6,7 @@ import pytest
 
 from dosapp.experiments.store import read_results
 from dosapp.report import write_report
-from dosapp.report.tables import WITH_COSTS, comma_separated, latex, rows
+from dosapp.report.tables import WITH_COSTS, build_rows, to_csv, to_latex
 from support.settings import in_a_browser
 
 ROOT = Path(__file__).parents[2]
@@ -22,12 +22,12 @@ def folder(tmp_path_factory) -> Path:
 
 
 @in_a_browser
-def test_the_page_has_no_errors_and_its_table_sorts(folder, browser) -> None:
-    said: list[str] = []
+def test_the_page_has_no_errors_and_its_table_can_be_sorted(folder, browser) -> None:
+    messages: list[str] = []
     page = browser.new_page()
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda asked: said.append(asked.url) if "file:" not in asked.url else 0)
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("request", lambda request: "file:" in request.url or messages.append(request.url))
     page.goto(f"file://{folder}/report.html")
 
     def column(n: int) -> list[str]:
@@ -43,47 +43,46 @@ def test_the_page_has_no_errors_and_its_table_sorts(folder, browser) -> None:
     assert column(2)[-1] == "–"  # joint training has no forgetting
     page.get_by_role("button", name="method").click()
     assert column(0) == sorted(before, key=str.lower)
-    pictures = page.locator("figure svg")
-    assert pictures.count() >= 5
-    assert all(pictures.nth(n).bounding_box()["height"] > 100 for n in range(pictures.count()))
+    figures = page.locator("figure svg")
+    assert figures.count() >= 5
+    assert all(figures.nth(n).bounding_box()["height"] > 100 for n in range(figures.count()))
     page.close()
-    assert said == []
+    assert messages == []
 
 
 def test_datasets_have_figures_of_their_own(tmp_path) -> None:
-    found = read_results([ROOT / "results" / "real-small"])
-    few = [r for r in found if r.label in ("FLYP", "SPU + D^u", "DoSAPP")]
+    stored = read_results([ROOT / "results" / "real-small"])
+    few = [r for r in stored if r.label in ("FLYP", "SPU + D^u", "DoSAPP")]
     table = write_report(few, tmp_path, "Two")
     assert [row.data for row in table] == ["cifar100"] * 3 + ["gtsrb"] * 3
     assert [row.name for row in table][:2] == ["FLYP, cifar100", "SPU + D^u, cifar100"]
     for data in ("cifar100", "gtsrb"):
         assert (tmp_path / f"accuracy-{data}.png").stat().st_size > 3000
-        assert (
-            f"Accuracy on everything seen so far, {data}" in (tmp_path / "report.html").read_text()
-        )
+        page = (tmp_path / "report.html").read_text()
+        assert f"Accuracy on the tasks seen so far, {data}" in page
     assert not (tmp_path / "accuracy.png").exists()
 
 
-def test_every_figure_comes_as_png_svg_and_pdf(folder) -> None:
+def test_every_figure_is_written_as_png_svg_and_pdf(folder) -> None:
     for name in ("accuracy", "forgetting", "stream", "plane", "labels"):
         for suffix in ("png", "svg", "pdf"):
             assert (folder / f"{name}.{suffix}").stat().st_size > 3000
 
 
 def test_latex_has_the_best_of_each_column_in_bold() -> None:
-    text = latex(rows(read_results([ROOT / "results" / "foundation"])))
+    text = to_latex(build_rows(read_results([ROOT / "results" / "foundation"])))
     assert text.count(r"\textbf") == 4
     joint = next(line for line in text.splitlines() if line.startswith("Joint"))
     assert r"\textbf{94.6 $\pm$ 0.6}" in joint
     assert "SPU + $D^u$" in text
 
 
-def test_csv_is_unrounded_and_names_the_runs() -> None:
+def test_csv_is_unrounded_and_holds_the_keys() -> None:
     import csv
     import io
 
-    table = rows(read_results([ROOT / "results" / "foundation"]))
-    lines = list(csv.DictReader(io.StringIO(comma_separated(table))))
+    table = build_rows(read_results([ROOT / "results" / "foundation"]))
+    lines = list(csv.DictReader(io.StringIO(to_csv(table))))
     ours = next(line for line in lines if line["method"] == "DoSAPP")
     assert float(ours["accuracy"]) == pytest.approx(86.3, abs=0.06)
     assert len(ours["keys"].split()) == int(ours["seeds"]) == 5

@@ -1,4 +1,4 @@
-"""Tables from results that were never run."""
+"""Tables and figures from made-up results."""
 
 import re
 
@@ -6,9 +6,17 @@ import pytest
 
 from dosapp.errors import InputError
 from dosapp.experiments.result import Result, check_paired
-from dosapp.report import intro, provenance
-from dosapp.report.sweeps import sweeps
-from dosapp.report.tables import footnote, latex, markdown, on_the_stream, paired, rows, tex
+from dosapp.report import describe_provenance, describe_scenarios
+from dosapp.report.sweeps import find_sweeps
+from dosapp.report.tables import (
+    build_rows,
+    escape_latex,
+    metric_definitions,
+    paired_differences,
+    stream_statistics,
+    to_latex,
+    to_markdown,
+)
 from support.results import make_result
 
 RESULTS = [
@@ -20,31 +28,31 @@ RESULTS = [
 
 
 def test_mean_and_sample_deviation_over_seeds() -> None:
-    lines = markdown(rows(RESULTS)).splitlines()
+    lines = to_markdown(build_rows(RESULTS)).splitlines()
     assert lines[2] == "| A | 81.0 ± 1.4 | 11.0 ± 1.4 | 50.0 ± 0.0 | 50.0 ± 0.0 | 2 |"
     assert lines[3].startswith("| B | 85.5 ± 0.7 | – |")
 
 
-def test_a_difference_is_taken_seed_by_seed() -> None:
-    lines = paired(rows(RESULTS), "B").splitlines()
+def test_differences_are_paired_by_seed() -> None:
+    lines = paired_differences(build_rows(RESULTS), "B").splitlines()
     assert lines[2] == "| A | -4.5 ± 0.7 | – | +0.0 ± 0.0 | +0.0 ± 0.0 | 2 |"
     with pytest.raises(InputError, match="unknown row 'C'"):
-        paired(rows(RESULTS), "C")
+        paired_differences(build_rows(RESULTS), "C")
 
 
-def test_namesakes_are_told_apart_by_what_differs() -> None:
+def test_rows_with_the_same_label_show_the_settings_that_differ() -> None:
     other = make_result("A", 0, 70, 5, lr=0.2)
-    assert [row.name for row in rows([RESULTS[0], other])] == ["A (lr=0.1)", "A (lr=0.2)"]
+    assert [row.name for row in build_rows([RESULTS[0], other])] == ["A (lr=0.1)", "A (lr=0.2)"]
 
 
-def test_what_the_stream_was_like() -> None:
-    lines = on_the_stream(rows(RESULTS[:2])).splitlines()
+def test_stream_statistics() -> None:
+    lines = stream_statistics(build_rows(RESULTS[:2])).splitlines()
     assert lines[2] == "| A | 80.0 ± 0.0 | 2.0 ± 0.0 | 0.50 ± 0.00 | 1.0 ± 0.0 | 2 |"
 
 
 def test_latex_has_the_best_of_each_dataset_in_bold() -> None:
     easy, hard = {"name": "pets", "boundaries": []}, {"name": "planes", "boundaries": []}
-    table = rows(
+    table = build_rows(
         make_result(label, 0, acc, 10, data=stream["name"]).model_copy(update={"stream": stream})
         for label, acc, stream in (
             ("A", 90, easy),
@@ -53,14 +61,52 @@ def test_latex_has_the_best_of_each_dataset_in_bold() -> None:
             ("B", 40, hard),
         )
     )
-    text = latex(table, {"accuracy": "Acc ↑"})
+    text = to_latex(table, {"accuracy": "Acc ↑"})
     assert re.findall(r"^(.*) & \\textbf{(.*)}", text, re.M) == [
         ("A, pets", "90.0"),
         ("B, planes", "40.0"),
     ]
 
 
-class TestWhatMayBeCompared:
+class TestSameRun:
+    """Rows hold the seeds of the same run: the settings that enter a key decide, no others."""
+
+    @pytest.mark.parametrize(
+        "elsewhere",
+        [
+            {"device": "cuda"},
+            {"data_dir": "/elsewhere"},
+            {"microbatch": 8},
+            {"gradient_checkpointing": True},
+            {"checkpointing": True},  # as version 0.1 spelled it
+        ],
+    )
+    def test_seeds_from_another_device_or_folder_are_the_same_row(self, elsewhere) -> None:
+        [row] = build_rows([make_result("A", 0, 80, 10), make_result("A", 1, 82, 12, **elsewhere)])
+        assert row.name == "A"
+        assert row.values("accuracy") == [80, 82]
+
+    def test_the_same_key_from_two_machines_is_one_result(self) -> None:
+        first, second = (
+            make_result("A", 0, 80, 10, device=device).model_copy(update={"key": "one"})
+            for device in ("cpu", "cuda")
+        )
+        [row] = build_rows([first, second])
+        assert row.results == (first,)
+
+    def test_names_of_version_0_1_are_the_same_settings(self) -> None:
+        old = make_result("spu", 0, 80, 10, memory=9, batch=32)
+        new = make_result("spu", 1, 82, 12, buffer_size=9, batch_size=32)
+        [row] = build_rows([old, new])
+        assert row.name == "SPU + ER=9"
+        assert row.stores_images
+
+    def test_labels_have_todays_names(self) -> None:
+        [row] = build_rows([make_result("dosapp", 0, 80, 10, temper=True)])
+        assert row.name == "DoSAPP + entropy lr"
+
+
+class TestComparability:
     def changed(self, **changes: object) -> tuple[Result, Result]:
         task = {"classes": ["cat"], "train": 9, "stream": 5, "test": 5}
         small = {"name": "a", "fingerprint": "e"}
@@ -73,7 +119,7 @@ class TestWhatMayBeCompared:
             update={"tasks": tasks, "key": "two", "backbone": small, **changes}
         )
 
-    def test_what_is_taught_and_streamed_may_differ(self) -> None:
+    def test_training_and_stream_data_may_differ(self) -> None:
         settings = {"stream": False, "stream_fraction": 0.5, "stream_noise": 0.1, "buffer_size": 9}
         stream = {"name": "pets", "hash": "other"}
         check_paired(*self.changed(settings=settings, task={"stream": 0}, stream=stream))
@@ -81,58 +127,58 @@ class TestWhatMayBeCompared:
         check_paired(*self.changed(settings={"full_test": True}, task={"test": 10}))
 
     @pytest.mark.parametrize(
-        ("changes", "says"),
+        ("changes", "message"),
         [
             ({"task": {"classes": ["dog"]}}, "one and two are of different tasks"),
-            ({"task": {"test": 6}}, "different numbers of test pictures"),
+            ({"task": {"test": 6}}, "different numbers of test images"),
             ({"settings": {"test_noise": 0.1}}, "test_noise is 0.0 and 0.1"),
             ({"seed": 1}, "seed is 0 and 1"),
-            ({"stream": {"hash": "x"}}, "same settings but other pictures; the data has changed"),
+            ({"stream": {"hash": "x"}}, "same settings but other images; the data has changed"),
             ({"backbone": {"name": "b", "fingerprint": "f"}}, "different backbones: a and b"),
         ],
     )
-    def test_what_is_measured_may_not(self, changes, says) -> None:
+    def test_evaluation_data_may_not_differ(self, changes, message) -> None:
         one, two = self.changed(**changes)
-        with pytest.raises(InputError, match=says):
+        with pytest.raises(InputError, match=message):
             check_paired(one, two)
 
     @pytest.mark.parametrize(
-        ("changes", "says"),
+        ("changes", "message"),
         [
             ({"task": {"classes": ["dog"]}}, "different tasks; report them apart"),
-            ({"task": {"test": 6}, "seed": 1}, "different numbers of test pictures"),
+            ({"task": {"test": 6}, "seed": 1}, "different numbers of test images"),
             ({"stream": {"name": "pets", "hash": "x"}}, "the data has changed between them"),
             ({"backbone": {"name": "b", "fingerprint": "f"}}, "different backbones: a and b"),
         ],
     )
-    def test_nor_may_one_table_hold_both(self, changes, says) -> None:
-        with pytest.raises(InputError, match=says):
-            rows(self.changed(**changes))
+    def test_one_table_cannot_hold_both(self, changes, message) -> None:
+        with pytest.raises(InputError, match=message):
+            build_rows(self.changed(**changes))
 
-    def test_rows_that_were_asked_otherwise_say_so(self) -> None:
-        found = rows(self.changed(settings={"test_noise": 0.1}))
+    def test_rows_with_another_evaluation_show_it(self) -> None:
+        found = build_rows(self.changed(settings={"test_noise": 0.1}))
         assert [row.name for row in found] == ["A", "B (test_noise=0.1)"]
-        found = rows(self.changed(settings={"full_test": True}, task={"test": 10}))
+        found = build_rows(self.changed(settings={"full_test": True}, task={"test": 10}))
         assert [row.name for row in found] == ["A", "B (full test)"]
 
     def test_one_table_has_one_definition_of_a_metric(self) -> None:
         one, two = self.changed(definitions={"forgetting": "max"})
         one = one.model_copy(update={"definitions": {"forgetting": "mean"}})
         with pytest.raises(InputError, match=r"one and two define.*forgetting is 'mean' and 'max'"):
-            rows([one, two])
-        assert footnote([one]) == "forgetting = mean"
+            build_rows([one, two])
+        assert metric_definitions([one]) == "forgetting = mean"
 
-    def test_no_result_silently_replaces_another(self) -> None:
+    def test_no_result_replaces_another(self) -> None:
         one = make_result("A", 0, 80, 10)
-        assert len(rows([one, one])) == 1  # found in two places
+        assert len(build_rows([one, one])) == 1  # the same result in two folders
         with pytest.raises(InputError, match="one and two have the same settings and seed, but"):
-            rows([one.model_copy(update={"key": key}) for key in ("one", "two")])
+            build_rows([one.model_copy(update={"key": key}) for key in ("one", "two")])
 
     def test_seeds_of_one_row_have_the_same_tasks(self) -> None:
         one, _ = self.changed()
         two = make_result("A", 1, 80, 10).model_copy(update={"tasks": [], "key": "two"})
         with pytest.raises(InputError, match="one and two are of different tasks"):
-            rows([one, two])
+            build_rows([one, two])
 
 
 class TestSweeps:
@@ -141,27 +187,40 @@ class TestSweeps:
         return [make_result("dosapp", 0, 80, 10, **{name: value}) for value in values]
 
     def test_three_values_of_one_number_are_a_line(self) -> None:
-        [sweep] = sweeps(rows(self.results(fraction=[1.0, 0.25, 0.5])))
-        assert sweep.setting == "fraction"
+        [sweep] = find_sweeps(build_rows(self.results(stream_fraction=[1.0, 0.25, 0.5])))
+        assert sweep.setting == "stream_fraction"
         assert [value for value, _ in sweep.points] == [0.25, 0.5, 1.0]
 
-    def test_the_default_is_a_point_though_nobody_wrote_it_down(self) -> None:
+    def test_a_default_value_is_a_point_of_the_sweep(self) -> None:
         options = [{}, {"sparsity": 0.3}, {"sparsity": 0.5}, {"sparsity": 0.5, "lam": 0.95}]
-        [sweep] = sweeps(rows(self.results(options=options)))
+        [sweep] = find_sweeps(build_rows(self.results(options=options)))
         assert sweep.setting == "sparsity"
         assert [value for value, _ in sweep.points] == [0.1, 0.3, 0.5]
 
-    def test_a_method_that_is_no_more_spoils_nothing(self) -> None:
+    def test_stored_hyperparameters_are_used_instead_of_the_defaults(self) -> None:
+        results = [
+            result.model_copy(update={"hyperparameters": {"pace": pace}})
+            for pace, result in enumerate(self.results(options=[{}, {"lam": 0.95}, {"lam": 0.97}]))
+        ]
+        [sweep] = find_sweeps(build_rows(results))
+        assert (sweep.setting, [value for value, _ in sweep.points]) == ("pace", [0, 1, 2])
+
+    def test_a_removed_method_is_no_error(self) -> None:
         old = make_result("retired", 0, 70, 9, options={"depth": 3})
-        assert len(list(sweeps(rows([old, *self.results(fraction=[1.0, 0.25, 0.5])])))) == 1
+        assert (
+            len(
+                list(
+                    find_sweeps(build_rows([old, *self.results(stream_fraction=[1.0, 0.25, 0.5])]))
+                )
+            )
+            == 1
+        )
 
-    def test_two_values_are_none(self) -> None:
-        assert not list(sweeps(rows(self.results(fraction=[0.5, 0.25]))))
+    def test_two_values_are_no_sweep(self) -> None:
+        assert not list(find_sweeps(build_rows(self.results(stream_fraction=[0.5, 0.25]))))
 
 
-class TestPictures:
-    """What the axes hold; how it looks is for eyes."""
-
+class TestFigures:
     @pytest.fixture(autouse=True)
     def close(self):
         plt = pytest.importorskip("matplotlib.pyplot")
@@ -169,40 +228,44 @@ class TestPictures:
         plt.close("all")
 
     def test_a_sweep_is_a_line_of_accuracy_and_one_of_forgetting(self) -> None:
-        from dosapp.report.figures import figures
+        from dosapp.report.figures import draw_figures
 
         results = [
-            make_result("dosapp", seed, 80 * share + seed, 10 - share, fraction=share)
+            make_result("dosapp", seed, 80 * share + seed, 10 - share, stream_fraction=share)
             for share in (1.0, 0.25, 0.5)
             for seed in (0, 2)
         ]
-        drawn = figures(rows(results))["sweeps"]
+        drawn = draw_figures(build_rows(results))["sweeps"]
         left, right = drawn.axes
         accuracy, forgetting = (axes.containers[0].lines[0] for axes in (left, right))
         assert accuracy.get_linestyle() == forgetting.get_linestyle() == "-"
         assert list(accuracy.get_xdata()) == [0.25, 0.5, 1.0]
         assert list(accuracy.get_ydata()) == [21, 41, 81]
         assert list(forgetting.get_ydata()) == [9.75, 9.5, 9]
-        assert left.get_xlabel() == "fraction"
+        assert left.get_xlabel() == "stream_fraction"
         assert left.get_xscale() == "linear"
 
     def test_a_sweep_over_magnitudes_is_logarithmic(self) -> None:
-        from dosapp.report.figures import swept
+        from dosapp.report.figures import plot_sweeps
 
         options = [{"sparsity": value} for value in (0.01, 0.1, 0.5)]
-        drawn = swept(rows(make_result("dosapp", 0, 80, 10, options=one) for one in options))
+        drawn = plot_sweeps(
+            build_rows(make_result("dosapp", 0, 80, 10, options=one) for one in options)
+        )
         assert drawn.axes[0].get_xscale() == "log"
-        assert drawn.axes[0].get_xlabel() == "share of candidates that move, c"
-        assert swept(rows(RESULTS)) is None
+        assert drawn.axes[0].get_xlabel() == "trainable share of candidates, c"
+        assert plot_sweeps(build_rows(RESULTS)) is None
 
-    def test_a_map_has_a_line_where_another_dataset_begins(self) -> None:
-        from dosapp.report.figures import forgetting_maps
+    def test_a_forgetting_map_marks_where_another_dataset_begins(self) -> None:
+        from dosapp.report.figures import plot_forgetting_maps
 
         forgot = [[5.0 if i < t else None for i in range(5)] for t in range(5)]
         changes = {"R": [[50.0] * 5] * 5, "forgetting_matrix": forgot}
         streams = [{"name": "pets+planes", "boundaries": b} for b in ([2], [])]
         two, one = (
-            forgetting_maps(rows([RESULTS[0].model_copy(update={**changes, "stream": stream})]))
+            plot_forgetting_maps(
+                build_rows([RESULTS[0].model_copy(update={**changes, "stream": stream})])
+            )
             for stream in streams
         )
         across, down = two.axes[0].lines
@@ -213,29 +276,29 @@ class TestPictures:
         assert labels == ["2", "3"]
 
 
-class TestMoreRowsThanLinesCanTellApart:
+class TestManyRows:
     @pytest.fixture
-    def grid_progress(self):
+    def many(self):
         learners = [
             make_result(f"L{n:02}", 0, 60.0 + n, 10.0, buffer_size=50 * (n == 3)) for n in range(16)
         ]
-        return rows(
+        return build_rows(
             [*learners, make_result("zero-shot", 0, 40.0, 5.0), make_result("Joint", 0, 90.0, None)]
         )
 
-    def test_they_become_a_sheet_with_the_best_at_the_end_first(self, many) -> None:
-        from dosapp.report.figures import colours, curves
+    def test_curves_become_a_table_sorted_by_final_accuracy(self, many) -> None:
+        from dosapp.report.figures import assign_colours, plot_accuracy
 
-        [axes] = curves(many, colours(many)).axes
+        [axes] = plot_accuracy(many, assign_colours(many)).axes
         names = [tick.get_text() for tick in axes.get_yticklabels()]
         assert (names[:2], names[-1]) == (["Joint", "L15"], "zero-shot")
         assert [text.get_text() for text in axes.texts][:2] == ["90.0", "75.0"]
         assert not axes.lines
 
-    def test_a_ranking_shows_where_learning_nothing_and_all_at_once_end(self, many) -> None:
-        from dosapp.report.figures import OTHER, colours, plane
+    def test_a_ranking_shows_zero_shot_and_joint_training_as_lines(self, many) -> None:
+        from dosapp.report.figures import OTHER, assign_colours, plot_accuracy_forgetting
 
-        accuracy, forgetting = plane(many, colours(many)).axes
+        accuracy, forgetting = plot_accuracy_forgetting(many, assign_colours(many)).axes
         names = [tick.get_text() for tick in accuracy.get_yticklabels()]
         assert names == [f"L{n:02}" for n in range(16)]  # the bounds are lines
         assert [text.get_text() for text in accuracy.texts] == ["zero-shot", "Joint"]
@@ -246,11 +309,11 @@ class TestMoreRowsThanLinesCanTellApart:
 
 
 def test_names_are_safe_in_latex() -> None:
-    assert tex("SPU + D^u (a_b=50%)") == r"SPU + $D^u$ (a\_b=50\%)"
-    assert tex("{x}^2~$") == r"\{x\}\textasciicircum{}2\textasciitilde{}\$"
+    assert escape_latex("SPU + D^u (a_b=50%)") == r"SPU + $D^u$ (a\_b=50\%)"
+    assert escape_latex("{x}^2~$") == r"\{x\}\textasciicircum{}2\textasciitilde{}\$"
 
 
-def test_a_report_names_all_that_its_results_do_not_share() -> None:
+def test_a_report_names_all_backbones_and_machines() -> None:
     one, two = (make_result(label, 0, 1.0, None) for label in "AB")
     common = {"libraries": {"dosapp": "1", "torch": "2"}, "tasks": [{"classes": ["a", "b"]}]}
     one = one.model_copy(
@@ -258,13 +321,15 @@ def test_a_report_names_all_that_its_results_do_not_share() -> None:
     )
     other = {"machine": "n", "backbone": {"name": "y", "fingerprint": "g"}}
     two = one.model_copy(update={**other, "stream": {"name": "signs"}})
-    assert intro([one, two, one]).startswith(
-        "pets: 2 classes in 1 sessions, signs: 2 classes in 1 sessions; after each"
+    assert describe_scenarios([one, two, one]).startswith(
+        "pets: 2 classes in 1 sessions, signs: 2 classes in 1 sessions; after each session"
     )
-    assert provenance([one, two]) == ("backbone x (f) / backbone y (g), dosapp 1, torch 2, m / n")
+    assert describe_provenance([one, two]) == (
+        "backbone x (f) / backbone y (g), dosapp 1, torch 2, m / n"
+    )
 
 
-def test_a_seed_whose_gate_let_nothing_through_has_no_share_of_right_labels() -> None:
+def test_a_seed_whose_gate_held_back_all_images_has_no_pseudo_label_accuracy() -> None:
     open_, shut = make_result("A", 0, 50.0, 1.0), make_result("A", 1, 50.0, 1.0)
     shut = shut.model_copy(update={"pseudo_labels": [None], "disagreement": [None]})
-    assert "| A | 80.0 | 2.0 | 0.50 ± 0.00 |" in on_the_stream(rows([open_, shut]))
+    assert "| A | 80.0 | 2.0 | 0.50 ± 0.00 |" in stream_statistics(build_rows([open_, shut]))

@@ -1,4 +1,4 @@
-"""Result files → tables, figures and one page that works offline."""
+"""Reports of results: tables, figures, and one HTML page that works offline."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,25 +9,25 @@ from dosapp.experiments.result import Result
 from dosapp.report.tables import (
     COLUMNS,
     Row,
-    comma_separated,
-    footnote,
-    latex,
-    markdown,
-    on_the_stream,
-    paired,
-    rows,
+    build_rows,
+    metric_definitions,
+    paired_differences,
+    stream_statistics,
+    to_csv,
+    to_latex,
+    to_markdown,
 )
 from dosapp.runtime.extras import missing_extra
-from dosapp.runtime.files import write_bytes
+from dosapp.runtime.files import ensure_dir, write_bytes
 
 CAPTIONS = {
-    "accuracy": "Accuracy on everything seen so far",
-    "forgetting": "What each session made it forget (red) or recover (blue)",
-    "stream": "Earlier tasks, before and after the unlabelled stream",
-    "plane": "What it knows at the end, against what it has forgotten",
-    "labels": "How often the stream's labels were right",
-    "sweeps": "What one number does, all else being equal",
-    "costs": "What it cost",
+    "accuracy": "Accuracy on the tasks seen so far",
+    "forgetting": "Forgetting of each task after each session (blue: negative)",
+    "stream": "Accuracy on earlier tasks, before and after the unlabelled stream",
+    "plane": "Final accuracy against forgetting",
+    "labels": "Pseudo-labels that are correct",
+    "sweeps": "Accuracy and forgetting over single settings, all others being equal",
+    "costs": "Time and memory",
 }
 
 
@@ -38,7 +38,21 @@ def write_report(
     against: str | None = None,
     columns: Mapping[str, str] = COLUMNS,
 ) -> list[Row]:
-    """`report.md`, `.csv`, `.tex` and `.html`, and each dataset's figures as PNG, SVG and PDF."""
+    """Write `report.md`, `.csv`, `.tex` and `.html`, and figures as PNG, SVG and PDF.
+
+    Args:
+        results: The results; each dataset gets figures of its own.
+        folder: Where the files are written.
+        title: Title of the report.
+        against: Name of a row that is subtracted from the others in a second table.
+        columns: Metrics and costs → column titles.
+
+    Returns:
+        The rows of the table.
+
+    Raises:
+        InputError: The results cannot stand in one table, or the extra 'report' is not installed.
+    """
     try:
         import jinja2
         import matplotlib.pyplot as plt
@@ -46,51 +60,51 @@ def write_report(
         from dosapp.report import figures
     except ImportError as error:
         raise missing_extra("a report with figures", "report", error) from error
-    table = rows(results)
-    differences = [] if against is None else [paired(table, against)]
-    folder.mkdir(parents=True, exist_ok=True)
-    pictures, sets = [], list(dict.fromkeys(row.data for row in table))
-    for data in sets:  # what is learned from other pictures has no place in the same figure
-        mine = [replace(row, several=False) for row in table if row.data == data]
-        ending = "-" + re.sub(r"[^\w+]+", "-", data) if len(sets) > 1 else ""
-        said = f", {data}" if len(sets) > 1 else ""
-        for name, figure in figures.figures(mine).items():
-            figures.write(figure, folder, name + ending)
-            pictures.append((CAPTIONS[name] + said, figures.inline_svg(figure)))
+    table = build_rows(results)
+    differences = [] if against is None else [paired_differences(table, against)]
+    ensure_dir(folder)
+    page_figures, datasets = [], list(dict.fromkeys(row.data for row in table))
+    for data in datasets:
+        rows = [replace(row, show_data=False) for row in table if row.data == data]
+        suffix = "-" + re.sub(r"[^\w+]+", "-", data) if len(datasets) > 1 else ""
+        addition = f", {data}" if len(datasets) > 1 else ""
+        for name, figure in figures.draw_figures(rows).items():
+            figures.save_figure(figure, folder, name + suffix)
+            page_figures.append((CAPTIONS[name] + addition, figures.to_svg(figure)))
             plt.close(figure)
-    formulas = footnote(results, columns)
+    definitions = metric_definitions(results, columns)
     page = jinja2.Template((Path(__file__).parent / "page.html.j2").read_text(), autoescape=True)
     html = page.render(
         title=title,
-        intro=intro(results),
+        intro=describe_scenarios(results),
         rows=table,
         columns=columns,
-        pictures=pictures,
-        footnote=formulas,
-        provenance=provenance(results),
+        figures=page_figures,
+        definitions=definitions,
+        provenance=describe_provenance(results),
     )
     write_bytes(folder / "report.html", html.encode())
-    parts = [f"# {title}\n", markdown(table, columns), f"{formulas}\n", *differences]
-    parts.append(on_the_stream(table))
+    parts = [f"# {title}\n", to_markdown(table, columns), f"{definitions}\n", *differences]
+    parts.append(stream_statistics(table))
     write_bytes(folder / "report.md", "\n".join(parts).encode())
-    write_bytes(folder / "report.csv", comma_separated(table, columns).encode())
-    write_bytes(folder / "report.tex", latex(table, columns).encode())
+    write_bytes(folder / "report.csv", to_csv(table, columns).encode())
+    write_bytes(folder / "report.tex", to_latex(table, columns).encode())
     return table
 
 
-def intro(results: Sequence[Result]) -> str:
-    """What was learned; joint training is the same tasks in one session."""
+def describe_scenarios(results: Sequence[Result]) -> str:
+    """A sentence about the classes and sessions; joint training has the same tasks in one."""
     sessions: dict[tuple[str, int], int] = {}
     for result in results:
-        what = result.stream["name"], sum(len(task["classes"]) for task in result.tasks)
-        sessions[what] = max(sessions.get(what, 0), len(result.R))
-    streams = [f"{name}: {n} classes in {t} sessions" for (name, n), t in sessions.items()]
-    return f"{', '.join(streams)}; after each, a stream without labels of everything seen so far."
+        scenario = result.stream["name"], sum(len(task["classes"]) for task in result.tasks)
+        sessions[scenario] = max(sessions.get(scenario, 0), len(result.R))
+    texts = [f"{name}: {n} classes in {t} sessions" for (name, n), t in sessions.items()]
+    return f"{', '.join(texts)}; after each session, an unlabelled stream of all classes seen."
 
 
-def provenance(results: Sequence[Result]) -> str:
-    """Everything the results do not have in common is named."""
-    said = (
+def describe_provenance(results: Sequence[Result]) -> str:
+    """Backbones, library versions and machines; different values are separated by slashes."""
+    facts = (
         (
             f"backbone {r.backbone['name']} ({r.backbone['fingerprint']})",
             *(f"{name} {r.libraries[name]}" for name in ("dosapp", "torch")),
@@ -98,4 +112,4 @@ def provenance(results: Sequence[Result]) -> str:
         )
         for r in results
     )
-    return ", ".join(" / ".join(dict.fromkeys(one)) for one in zip(*said, strict=True))
+    return ", ".join(" / ".join(dict.fromkeys(values)) for values in zip(*facts, strict=True))

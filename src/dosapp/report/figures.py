@@ -1,4 +1,4 @@
-"""Results → pictures, in colours that survive print and colour blindness."""
+"""Figures of results, in colours that can be told apart in print and by colour-blind readers."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -14,18 +14,18 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from dosapp.report.sweeps import sweeps
+from dosapp.report.sweeps import find_sweeps
 from dosapp.report.tables import Row
 
 Values = NDArray[np.float64]
 
-# Okabe and Ito's palette. What every figure shows keeps its colour in all of them.
+# The palette of Okabe and Ito. Rows that most figures show have a fixed colour.
 PALETTE = ["#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#8c6d31", "#7b4173", "#bdbd22"]
 OURS, TUNED, BOUND, OTHER = "#0072B2", "#D55E00", "#6b6b6b", "#404040"
-BOUNDS = ("zero-shot", "Joint")  # learning nothing, and all at once
-KNOWN = {"DoSAPP": OURS, "FLYP": TUNED, **dict.fromkeys(BOUNDS, BOUND)}
-SYMBOLS = {"gamma": "γ", "lam": "λ", "delta": "δ", "sparsity": "share of candidates that move, c"}
-LEGIBLE = 14  # rows that lines and names in one picture can tell apart
+BOUNDS = ("zero-shot", "Joint")  # no training, and training on all tasks at once
+FIXED_COLOURS = {"DoSAPP": OURS, "FLYP": TUNED, **dict.fromkeys(BOUNDS, BOUND)}
+SYMBOLS = {"gamma": "γ", "lam": "λ", "delta": "δ", "sparsity": "trainable share of candidates, c"}
+MAX_LINES = 14  # more rows than this are drawn as a table of colours or a ranking
 STYLE = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -36,58 +36,61 @@ STYLE = {
 }
 
 
-def colours(rows: Sequence[Row]) -> dict[str, str]:
-    """A colour each, as long as they can be told apart; then ours, and the others."""
-    if len(rows) > LEGIBLE:
+def assign_colours(rows: Sequence[Row]) -> dict[str, str]:
+    """A colour for each row name; with many rows, one for DoSAPP and one for all others."""
+    if len(rows) > MAX_LINES:
         return {row.name: OURS if row.label.startswith("DoSAPP") else OTHER for row in rows}
-    others = [row.name for row in rows if row.label not in KNOWN]
+    others = [row.name for row in rows if row.label not in FIXED_COLOURS]
     free = {name: PALETTE[n % len(PALETTE)] for n, name in enumerate(others)}
-    return {row.name: KNOWN.get(row.label, free.get(row.name, BOUND)) for row in rows}
+    return {row.name: FIXED_COLOURS.get(row.label, free.get(row.name, BOUND)) for row in rows}
 
 
-def title(row: Row) -> str:
+def row_title(row: Row) -> str:
+    """The name of a row, with formulas for matplotlib."""
     return row.name.replace("D^u", "$D^u$")
 
 
-SO_FAR = "accuracy on the tasks seen so far, %"
+SEEN_ACCURACY = "accuracy on the tasks seen so far, %"
+FINAL_ACCURACY = "final accuracy, %"
+FORGETTING = "forgetting, points"
 
 
-def _known(row: Row) -> Values:
-    """Seeds × sessions: mean accuracy over the tasks seen so far."""
+def _seen_accuracy(row: Row) -> Values:
+    """Mean accuracy over the tasks seen so far, seeds × sessions."""
     return np.array([np.nanmean(r.matrix, axis=1) for r in row.results])
 
 
-def curves(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure:
-    """Mean accuracy over the tasks seen so far, after every session, with a band over seeds."""
-    if len(rows) > LEGIBLE:
-        return _sheet(rows, [_known(row).mean(axis=0) for row in rows], SO_FAR)
+def plot_accuracy(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure:
+    """Mean accuracy over the tasks seen so far after every session; bands are over seeds."""
+    if len(rows) > MAX_LINES:
+        return _heat_table(rows, [_seen_accuracy(row).mean(axis=0) for row in rows], SEEN_ACCURACY)
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
-        rounds = {row.name: n // len(PALETTE) for n, row in enumerate(rows)}  # colours come again
+        rounds = {row.name: n // len(PALETTE) for n, row in enumerate(rows)}  # colours repeat
         sessions = max(len(row.results[0].R) for row in rows)
         dashes = {name: ["-", "--", "-.", ":"][n % 4] for name, n in rounds.items()}
         for row in rows:
-            lines = _known(row)
+            lines = _seen_accuracy(row)
             colour, ours = colour_of[row.name], row.label == "DoSAPP"
-            if lines.shape[1] == 1:  # joint training: one session, which ends where the others end
-                axes.plot(sessions, lines.mean(), "D", ms=6, color=colour, label=title(row))
+            if lines.shape[1] == 1:  # joint training has one session; drawn at the last
+                axes.plot(sessions, lines.mean(), "D", ms=6, color=colour, label=row_title(row))
                 continue
             x, mean = np.arange(1, lines.shape[1] + 1), lines.mean(axis=0)
             look = {"lw": 2.5, "zorder": 3} if ours else {"lw": 1.4, "ls": dashes[row.name]}
-            axes.plot(x, mean, marker="o", ms=4, color=colour, label=title(row), **look)
+            axes.plot(x, mean, marker="o", ms=4, color=colour, label=row_title(row), **look)
             if len(lines) > 1:
                 spread = lines.std(axis=0, ddof=1)
                 axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, lw=0)
-        axes.set(xlabel="session", ylabel=SO_FAR)
+        axes.set(xlabel="session", ylabel=SEEN_ACCURACY)
         axes.xaxis.get_major_locator().set_params(integer=True)
         _legend(axes, rows)
     return figure
 
 
-def forgetting_maps(rows: Sequence[Row]) -> Figure:
-    """F[t, i] = R[i, i] - R[t, i], mean over seeds; blue is forgotten less than nothing."""
+def plot_forgetting_maps(rows: Sequence[Row]) -> Figure:
+    """F[t, i] = R[i, i] - R[t, i], mean over seeds; blue: negative, the accuracy increased."""
     rows = [row for row in rows if len(row.results[0].R) > 1]
-    many = len(rows) > LEGIBLE
+    many = len(rows) > MAX_LINES
     across, side = min(6 if many else 3, len(rows)), 2.0 if many else 3.0
     down = -(-len(rows) // across)
     with plt.rc_context(STYLE | {"axes.grid": False}):
@@ -106,23 +109,21 @@ def forgetting_maps(rows: Sequence[Row]) -> Figure:
         for axes in grid.flat[len(rows) :]:
             axes.set_axis_off()
         for axes, row, values in zip(grid.flat, rows, maps, strict=False):
-            picture = axes.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit)
+            image = axes.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit)
             size = len(values)
-            axes.set(title=title(row), xlabel="task", ylabel="after session")
+            axes.set(title=row_title(row), xlabel="task", ylabel="after session")
             step = max(1, size // 5)
             axes.set_xticks(range(0, size, step), range(1, size + 1, step))
             axes.set_yticks(range(0, size, step), range(2, size + 2, step))
             for boundary in row.results[0].stream["boundaries"]:
                 axes.axvline(boundary - 0.5, color="black", lw=1)
                 axes.axhline(boundary - 1.5, color="black", lw=1)
-        figure.colorbar(
-            picture, ax=list(grid.flat), label="forgotten, points", shrink=min(0.8, 2 / down)
-        )
+        figure.colorbar(image, ax=list(grid.flat), label=FORGETTING, shrink=min(0.8, 2 / down))
     return figure
 
 
-def before_after(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | None:
-    """What the unlabelled stream did to the tasks before the current one."""
+def plot_before_after(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | None:
+    """Accuracy on the tasks before the current one, before and after the unlabelled stream."""
     rows = [
         row
         for row in rows
@@ -130,17 +131,17 @@ def before_after(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | 
     ]
     if not rows:
         return None
-    if len(rows) > LEGIBLE // 2:  # two lines each
-        gains = [_earlier(row, "after") - _earlier(row, "before") for row in rows]
-        return _sheet(
-            rows, gains, "accuracy on earlier tasks, points won on the stream", signed=True
+    if len(rows) > MAX_LINES // 2:  # two lines per row
+        gains = [_earlier_accuracy(row, "after") - _earlier_accuracy(row, "before") for row in rows]
+        return _heat_table(
+            rows, gains, "accuracy on earlier tasks, change over the stream in points", signed=True
         )
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
         for row in rows:
             for when, style in (("before", "--"), ("after", "-")):
-                mean = _earlier(row, when)
-                x, label = np.arange(1, len(mean) + 1), f"{title(row)}, {when}"
+                mean = _earlier_accuracy(row, when)
+                x, label = np.arange(1, len(mean) + 1), f"{row_title(row)}, {when}"
                 axes.plot(x, mean, style, color=colour_of[row.name], label=label)
         axes.set(xlabel="session", ylabel="accuracy on earlier tasks, %")
         axes.xaxis.get_major_locator().set_params(integer=True)
@@ -148,34 +149,39 @@ def before_after(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | 
     return figure
 
 
-def _earlier(row: Row, when: str) -> Values:
+def _earlier_accuracy(row: Row, when: str) -> Values:
     """Accuracy on the tasks before each session, mean over seeds."""
     return np.mean([np.array(r.previous_tasks[when], dtype=float) for r in row.results], axis=0)
 
 
-def _sheet(rows: Sequence[Row], lines: Sequence[Values], head: str, signed: bool = False) -> Figure:
-    """Rows × sessions as coloured numbers, best at the end first: for more rows than lines can
-    tell apart. A row of one session (joint training) stands under the last."""
+def _heat_table(
+    rows: Sequence[Row], lines: Sequence[Values], head: str, signed: bool = False
+) -> Figure:
+    """A table of coloured numbers, rows × sessions, sorted by the last session.
+
+    It replaces a plot of more lines than a reader can tell apart. A row of one session (joint
+    training) is shown at the last session.
+    """
     sessions = max(map(len, lines))
     order = sorted(range(len(rows)), key=lambda n: -np.nan_to_num(lines[n][-1]))
     values = np.full((len(rows), sessions), np.nan)
-    for place, n in enumerate(order):
-        values[place, -len(lines[n]) :] = lines[n]
-    far = float(np.nanmax(np.abs(values)))
-    span = {"vmin": -far, "vmax": far, "cmap": "RdBu"} if signed else {"cmap": "Blues"}
+    for y, n in enumerate(order):
+        values[y, -len(lines[n]) :] = lines[n]
+    limit = float(np.nanmax(np.abs(values)))
+    colours = {"vmin": -limit, "vmax": limit, "cmap": "RdBu"} if signed else {"cmap": "Blues"}
     with plt.rc_context(STYLE | {"axes.grid": False}):
         size = (max(3.6, 2.0 + 0.52 * sessions), 1 + 0.2 * len(rows))
         figure, axes = plt.subplots(figsize=size, layout="constrained")
-        picture = axes.imshow(values, aspect="auto", **span)
+        image = axes.imshow(values, aspect="auto", **colours)
         for (y, x), value in np.ndenumerate(values):
             if np.isfinite(value):
-                shade = picture.norm(value)
+                shade = image.norm(value)
                 dark = abs(shade - 0.5) > 0.3 if signed else shade > 0.6
                 ink = "white" if dark else "black"
                 text = f"{value:+.1f}" if signed else f"{value:.1f}"
                 axes.text(x, y, text, ha="center", va="center", size=6, color=ink)
         axes.set_xticks(range(sessions), range(1, sessions + 1), size=8)
-        axes.set_yticks(range(len(rows)), [title(rows[n]) for n in order], size=7)
+        axes.set_yticks(range(len(rows)), [row_title(rows[n]) for n in order], size=7)
         for tick, n in zip(axes.get_yticklabels(), order, strict=True):
             tick.set_color(OURS if rows[n].label.startswith("DoSAPP") else OTHER)
         axes.set_xlabel("session")
@@ -183,14 +189,14 @@ def _sheet(rows: Sequence[Row], lines: Sequence[Values], head: str, signed: bool
     return figure
 
 
-def plane(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | None:
-    """Accuracy at the end against forgetting; the best corner is the upper left."""
+def plot_accuracy_forgetting(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | None:
+    """Final accuracy against forgetting; the best corner is the upper left."""
     bounds = [row for row in rows if row.label in BOUNDS]
     rows = [row for row in rows if row.values("forgetting") and row.label not in BOUNDS]
     if len(rows) < 2:
         return None
-    if len(rows) > LEGIBLE:
-        return _ranked(rows, bounds, colour_of)
+    if len(rows) > MAX_LINES:
+        return _plot_ranking(rows, bounds, colour_of)
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7.2, 5.4), layout="constrained")
         points = []
@@ -199,15 +205,15 @@ def plane(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | None:
             spread = {"xerr": x.std(ddof=1), "yerr": y.std(ddof=1)} if len(x) > 1 else {}
             colour = colour_of[row.name]
             axes.errorbar(x.mean(), y.mean(), fmt="o", color=colour, elinewidth=0.6, **spread)
-            points.append((float(x.mean()), float(y.mean()), title(row)))
-        axes.set(xlabel="forgotten, points", ylabel="accuracy at the end, %")
-        figure.draw_without_rendering()  # now the axes know where a point is on the page
+            points.append((float(x.mean()), float(y.mean()), row_title(row)))
+        axes.set(xlabel=FORGETTING, ylabel=FINAL_ACCURACY)
+        figure.draw_without_rendering()  # fixes the positions of the points on the page
         taken: list[tuple[float, float]] = []
         for left, high, name in sorted(points, key=lambda point: -point[1]):
             across, up = axes.transData.transform((left, high)) * 72 / figure.dpi
             shift = 3.0
             while any(abs(across - a) < 70 and abs(up + shift - u) < 7.5 for a, u in taken):
-                shift -= 7.5  # a label that would cover another goes below it
+                shift -= 7.5  # a label that would cover another is moved below it
             taken.append((across, up + shift))
             line = {"arrowstyle": "-", "lw": 0.3, "color": "#888"} if shift < -5 else None
             axes.annotate(
@@ -221,20 +227,24 @@ def plane(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | None:
     return figure
 
 
-def _ranked(rows: Sequence[Row], bounds: Sequence[Row], colour_of: Mapping[str, str]) -> Figure:
-    """The same two numbers for more rows than a plane can name, best accuracy first:
-    rows that keep pictures hollow, and dotted where learning nothing, or all at once, ends."""
+def _plot_ranking(
+    rows: Sequence[Row], bounds: Sequence[Row], colour_of: Mapping[str, str]
+) -> Figure:
+    """Final accuracy and forgetting of many rows, sorted by accuracy.
+
+    Hollow: the row stores images. Dotted: zero-shot and joint training.
+    """
     rows = sorted(rows, key=lambda row: float(np.mean(row.values("accuracy"))))
     with plt.rc_context(STYLE):
         figure, pair = plt.subplots(
             1, 2, figsize=(7.2, 1.2 + 0.2 * len(rows)), layout="constrained", sharey=True
         )
-        heads = {"accuracy": "accuracy at the end, %", "forgetting": "forgotten, points"}
+        heads = {"accuracy": FINAL_ACCURACY, "forgetting": FORGETTING}
         for axes, (metric, head) in zip(pair, heads.items(), strict=True):
             for n, row in enumerate(rows):
                 x = np.array(row.values(metric))
                 spread = {"xerr": x.std(ddof=1)} if len(x) > 1 else {}
-                fill = {"mfc": "white"} if row.keeps_pictures else {}
+                fill = {"mfc": "white"} if row.stores_images else {}
                 axes.errorbar(x.mean(), n, fmt="o", ms=4, color=colour_of[row.name], elinewidth=0.8,
                               **spread, **fill)  # fmt: skip
             axes.set(xlabel=head)
@@ -245,52 +255,52 @@ def _ranked(rows: Sequence[Row], bounds: Sequence[Row], colour_of: Mapping[str, 
                              xytext=(0, 3), textcoords="offset points",
                              ha="center", size=7, color=BOUND)  # fmt: skip
         look = {"marker": "o", "ls": "", "ms": 4, "color": OTHER}
-        hollow = pair[1].plot([], [], mfc="white", label="keeps pictures", **look)
-        if any(row.keeps_pictures for row in rows):
+        hollow = pair[1].plot([], [], mfc="white", label="stores images", **look)
+        if any(row.stores_images for row in rows):
             above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderpad": 0}
             pair[1].legend(handles=hollow, frameon=False, fontsize=7, **above)
         pair[0].set_ylim(-0.7, len(rows) - 0.3)
-        pair[0].set_yticks(range(len(rows)), [title(row) for row in rows], size=7)
+        pair[0].set_yticks(range(len(rows)), [row_title(row) for row in rows], size=7)
     return figure
 
 
-def labels_right(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | None:
-    """Accuracy of the labels the adapter used, session by session."""
+def plot_pseudo_labels(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | None:
+    """Accuracy of the pseudo-labels in every session."""
     rows = [row for row in rows if any(x is not None for x in row.results[0].pseudo_labels)]
     if not rows:
         return None
     seeds = [np.array([r.pseudo_labels for r in row.results], dtype=float) for row in rows]
-    # A gate may let nothing through.
+    # A confidence gate may hold back all images of a session.
     means = [np.ma.masked_invalid(lines).mean(axis=0).filled(np.nan) for lines in seeds]
-    head = "labels that were right, %"
-    if len(rows) > LEGIBLE // 2:  # they lie close together
-        return _sheet(rows, means, head)
+    head = "correct pseudo-labels, %"
+    if len(rows) > MAX_LINES // 2:  # the lines are close together
+        return _heat_table(rows, means, head)
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
         for row, mean in zip(rows, means, strict=True):
             x = np.arange(1, len(mean) + 1)
-            axes.plot(x, mean, "o-", ms=4, color=colour_of[row.name], label=title(row))
+            axes.plot(x, mean, "o-", ms=4, color=colour_of[row.name], label=row_title(row))
         axes.set(xlabel="session", ylabel=head)
         axes.xaxis.get_major_locator().set_params(integer=True)
         _legend(axes, rows)
     return figure
 
 
-def costs(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | None:
-    """Seconds and peak memory, each measured in its own run."""
+def plot_costs(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure | None:
+    """Seconds and peak memory of each run."""
     if not any(row.values("peak_memory") for row in rows):
         return None
     with plt.rc_context(STYLE | {"axes.grid.axis": "x"}):
         figure, pair = plt.subplots(
             1, 2, figsize=(7.2, 1 + 0.24 * len(rows)), layout="constrained", sharey=True
         )
-        names = [title(row) for row in rows]
-        for axes, metric, words in zip(
-            pair, ("seconds", "peak_memory"), ("seconds of learning", "peak MB"), strict=True
+        names = [row_title(row) for row in rows]
+        for axes, metric, head in zip(
+            pair, ("seconds", "peak_memory"), ("seconds of training", "peak MB"), strict=True
         ):
             values = [float(row.mean(metric) or 0) for row in rows]
             axes.barh(names, values, color=[colour_of[row.name] for row in rows])
-            axes.set(xlabel=words)
+            axes.set(xlabel=head)
         pair[0].margins(y=0.01)
         pair[0].invert_yaxis()
         pair[0].tick_params(axis="y", labelsize=8)
@@ -302,17 +312,17 @@ def _legend(axes: Any, rows: Sequence[Row]) -> None:
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), **small)
 
 
-def swept(rows: Sequence[Row]) -> Figure | None:
-    """Accuracy and forgetting over every number that varies alone."""
-    found = list(sweeps(rows))
-    if not found:
+def plot_sweeps(rows: Sequence[Row]) -> Figure | None:
+    """Accuracy and forgetting over every setting that alone varies."""
+    sweeps = list(find_sweeps(rows))
+    if not sweeps:
         return None
     with plt.rc_context(STYLE):
         figure, grid = plt.subplots(
-            len(found), 2, figsize=(7.2, 2.3 * len(found)), layout="constrained", squeeze=False
+            len(sweeps), 2, figsize=(7.2, 2.3 * len(sweeps)), layout="constrained", squeeze=False
         )
-        heads = {"accuracy": "accuracy at the end, %", "forgetting": "forgotten, points"}
-        for pair, sweep in zip(grid, found, strict=True):
+        heads = {"accuracy": FINAL_ACCURACY, "forgetting": FORGETTING}
+        for pair, sweep in zip(grid, sweeps, strict=True):
             x = [value for value, _ in sweep.points]
             for axes, (metric, head) in zip(pair, heads.items(), strict=True):
                 values = [np.array(row.values(metric)) for _, row in sweep.points]
@@ -328,33 +338,41 @@ def swept(rows: Sequence[Row]) -> Figure | None:
     return figure
 
 
-def figures(rows: Sequence[Row]) -> dict[str, Figure]:
-    colour_of = colours(rows)  # the same in every figure
-    drawn = {"accuracy": curves(rows, colour_of)}
+def draw_figures(rows: Sequence[Row]) -> dict[str, Figure]:
+    """Draw every figure that the rows have data for.
+
+    Args:
+        rows: Rows of one dataset.
+
+    Returns:
+        File names without suffix → figures.
+    """
+    colour_of = assign_colours(rows)  # the same in every figure
+    drawn = {"accuracy": plot_accuracy(rows, colour_of)}
     if any(len(row.results[0].R) > 1 for row in rows):
-        drawn["forgetting"] = forgetting_maps(rows)
-    found = {
-        "stream": before_after(rows, colour_of),
-        "plane": plane(rows, colour_of),
-        "labels": labels_right(rows, colour_of),
-        "sweeps": swept(rows),
-        "costs": costs(rows, colour_of),
+        drawn["forgetting"] = plot_forgetting_maps(rows)
+    optional = {
+        "stream": plot_before_after(rows, colour_of),
+        "plane": plot_accuracy_forgetting(rows, colour_of),
+        "labels": plot_pseudo_labels(rows, colour_of),
+        "sweeps": plot_sweeps(rows),
+        "costs": plot_costs(rows, colour_of),
     }
-    return drawn | {name: figure for name, figure in found.items() if figure is not None}
+    return drawn | {name: figure for name, figure in optional.items() if figure is not None}
 
 
-def sides(seconds: Mapping[str, Any]) -> Figure:
-    """The benchmark's steps, ours and the plain one's, each as a multiple of ours."""
+def plot_benchmark(seconds: Mapping[str, Any]) -> Figure:
+    """Median times of the benchmark's implementations as multiples of ours."""
     with plt.rc_context(STYLE | {"axes.grid.axis": "x"}):
         figure, axes = plt.subplots(figsize=(7.2, 0.8 + 0.6 * len(seconds)), layout="constrained")
         colour_of = {"ours": OURS, "plain": TUNED, "bare": BOUND}
         for n, times in enumerate(seconds.values()):
-            shown = {side: times[side] for side in colour_of if side in times}
-            for place, (side, time) in enumerate(shown.items()):
+            shown = {name: times[name] for name in colour_of if name in times}
+            for bar, (name, time) in enumerate(shown.items()):
                 length = time["median"] / times["ours"]["median"]
-                axes.barh(n + 0.27 * (place - 1), length, 0.25, color=colour_of[side],
+                axes.barh(n + 0.27 * (bar - 1), length, 0.25, color=colour_of[name],
                           xerr=time["spread"] * length,
-                          label=side if n == 0 else None)  # fmt: skip
+                          label=name if n == 0 else None)  # fmt: skip
         names = [name.replace("_", " ") for name in seconds]
         axes.set_yticks(range(len(names)), names, size=8)
         axes.invert_yaxis()
@@ -363,28 +381,29 @@ def sides(seconds: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def growth(found: Mapping[str, Any]) -> Figure:
-    """Points and the line through them, for everything that can grow."""
+def plot_scaling(scaling: Mapping[str, Any]) -> Figure:
+    """Step time and memory over classes, batch size and tasks, with the fitted lines."""
     heads = {
         "classes": ("classes", "step, s"),
         "batch": ("batch", "step, s"),
         "tasks": ("tasks seen", "step ÷ bare forward"),
-        "bytes": ("tasks seen", "held beside one model, MB"),
+        "bytes": ("tasks seen", "memory beyond one model, MB"),
     }
     with plt.rc_context(STYLE):
         figure, grid = plt.subplots(2, 2, figsize=(7.2, 5.0), layout="constrained")
         for axes, (name, (across, up)) in zip(grid.flat, heads.items(), strict=True):
-            one, times = found[name], 1e-6 if name == "bytes" else 1.0
-            x, y = np.array(one["x"], dtype=float), times * np.array(one["y"])
+            fit, factor = scaling[name], 1e-6 if name == "bytes" else 1.0
+            x, y = np.array(fit["x"], dtype=float), factor * np.array(fit["y"])
             axes.plot(x, y, "o", ms=4, color=OURS)
-            axes.plot(x, times * (one["start"] + one["slope"] * x), lw=1, color=BOUND)
+            axes.plot(x, factor * (fit["start"] + fit["slope"] * x), lw=1, color=BOUND)
             axes.set(xlabel=across, ylabel=up, ylim=(0, 1.15 * y.max()))
     return figure
 
 
-def write(
+def save_figure(
     figure: Figure, folder: Path, name: str, suffixes: Sequence[str] = ("png", "svg", "pdf")
 ) -> None:
+    """Write a figure to `folder/name.suffix`, reproducibly, in every format."""
     for suffix in suffixes:
         figure.savefig(
             folder / f"{name}.{suffix}",
@@ -393,7 +412,8 @@ def write(
         )
 
 
-def inline_svg(figure: Figure) -> str:
+def to_svg(figure: Figure) -> str:
+    """The figure as an `<svg>` element for an HTML page."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()[text.getvalue().index("<svg") :]

@@ -1,13 +1,13 @@
-"""What the benchmark found → a table beside its targets, and pictures."""
+"""Tables and figures of the benchmark, beside its targets."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dosapp.errors import InputError
-from dosapp.runtime.files import write_bytes, write_json
+from dosapp.runtime.extras import missing_extra
+from dosapp.runtime.files import ensure_dir, write_bytes, write_json
 
-# name → what it is, required, target; a ≤ says that smaller is better
+# name → description, required, target; ≤: smaller is better
 TARGETS = {
     "ttl_batch64_classes100": ("TTL step, batch 64, 100 classes: plain ÷ ours", "1.45", "1.55"),
     "ttl_batch8_classes200": ("TTL step, batch 8, 200 classes: plain ÷ ours", "3.0", "4.0"),
@@ -24,31 +24,39 @@ TARGETS = {
 UNMEASURED = "not measured yet"
 
 
-def table(found: Mapping[str, Any] | None) -> str:
-    """Markdown, with the targets; what was not measured says so."""
-    ratios = found["ratios"] if found else {}
-    lines = ["| figure | required | target | measured |", "|---|---|---|---|"]
-    for name, (words, required, target) in TARGETS.items():
+def format_ratios(benchmark: Mapping[str, Any] | None) -> str:
+    """The ratios beside their targets, in Markdown.
+
+    Args:
+        benchmark: The contents of `bench.json`; None: nothing has been measured.
+    """
+    ratios = benchmark["ratios"] if benchmark else {}
+    lines = ["| quantity | required | target | measured |", "|---|---|---|---|"]
+    for name, (description, required, target) in TARGETS.items():
         value = ratios.get(name)
-        said = UNMEASURED if value is None else f"{value:.3f}"
-        lines.append(f"| {words} | {required} | {target} | {said} |")
+        measured = UNMEASURED if value is None else f"{value:.3f}"
+        lines.append(f"| {description} | {required} | {target} | {measured} |")
     return "\n".join(lines) + "\n"
 
 
-def details(found: Mapping[str, Any]) -> str:
-    """Seconds of every side, and what is told beside the ratios."""
-    lines = ["| | side | median s | spread |", "|---|---|---|---|"]
-    for name, sides in found["seconds"].items():
-        for side, time in sides.items():
-            row = f"| {name} | {side} | {time['median']:.3f} | {100 * time['spread']:.0f} % |"
-            lines.append(row)
-    lines += ["", "| beside | ratio |", "|---|---|"]
-    lines += [f"| {name} | {value:.3f} |" for name, value in found["more"].items()]
+def format_details(benchmark: Mapping[str, Any]) -> str:
+    """Seconds of every implementation and the further ratios, in Markdown."""
+    lines = ["| step | implementation | median s | spread |", "|---|---|---|---|"]
+    for name, implementations in benchmark["seconds"].items():
+        for implementation, time in implementations.items():
+            spread = f"{100 * time['spread']:.0f} %"
+            lines.append(f"| {name} | {implementation} | {time['median']:.3f} | {spread} |")
+    lines += ["", "| further ratio | measured |", "|---|---|"]
+    lines += [f"| {name} | {value:.3f} |" for name, value in benchmark["more"].items()]
     return "\n".join(lines) + "\n"
 
 
-def slopes(growth: Mapping[str, Any] | None) -> str:
-    """What one more of something costs."""
+def format_growth(scaling: Mapping[str, Any] | None) -> str:
+    """Slopes over classes, batch size and tasks, in Markdown.
+
+    Args:
+        scaling: The field `growth` of `bench.json`; None: nothing has been measured.
+    """
     units = {
         "classes": ("step against classes", "ms per class", 1000),
         "batch": ("step against batch", "ms per image", 1000),
@@ -56,33 +64,33 @@ def slopes(growth: Mapping[str, Any] | None) -> str:
         "update_share": ("EMA + optimizer share, against tasks", "per task", 1),
         "bytes": ("memory against tasks", "MB per task", 1e-6),
     }
-    lines = ["| | from → to | slope | grown over all of it |", "|---|---|---|---|"]
-    for name, (words, unit, times) in units.items():
-        one = growth and growth[name]
-        said = [UNMEASURED] * 3
-        if one:
-            grown = f"{100 * one['grown']:.0f} %"
-            said = [f"{one['x'][0]} → {one['x'][-1]}", f"{times * one['slope']:.4g} {unit}", grown]
-        lines.append(f"| {words} | {' | '.join(said)} |")
+    lines = ["| quantity | from → to | slope | total increase |", "|---|---|---|---|"]
+    for name, (description, unit, factor) in units.items():
+        cells = [UNMEASURED] * 3
+        if scaling:
+            fit = scaling[name]
+            slope = f"{factor * fit['slope']:.4g} {unit}"
+            cells = [f"{fit['x'][0]} → {fit['x'][-1]}", slope, f"{100 * fit['grown']:.0f} %"]
+        lines.append(f"| {description} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def write_speed(found: Mapping[str, Any], folder: Path) -> None:
-    """`bench.json`, `bench.md`, and figures as PNG and SVG."""
+def write_speed(benchmark: Mapping[str, Any], folder: Path) -> None:
+    """Write `bench.json`, `bench.md`, and figures as PNG and SVG."""
     try:
         import matplotlib.pyplot as plt
 
         from dosapp.report import figures
     except ImportError as error:
-        raise InputError(f"pictures need {error.name}; pip install 'dosapp[report]'") from error
-    folder.mkdir(parents=True, exist_ok=True)
-    text = f"{table(found)}\n{details(found)}"
-    drawn = {"bench": figures.sides(found["seconds"])}
-    if "growth" in found:
-        text += f"\n{slopes(found['growth'])}"
-        drawn["growth"] = figures.growth(found["growth"])
+        raise missing_extra("a figure", "report", error) from error
+    ensure_dir(folder)
+    text = f"{format_ratios(benchmark)}\n{format_details(benchmark)}"
+    drawn = {"bench": figures.plot_benchmark(benchmark["seconds"])}
+    if "growth" in benchmark:
+        text += f"\n{format_growth(benchmark['growth'])}"
+        drawn["growth"] = figures.plot_scaling(benchmark["growth"])
     for name, figure in drawn.items():
-        figures.write(figure, folder, name, ("png", "svg"))
+        figures.save_figure(figure, folder, name, ("png", "svg"))
         plt.close(figure)
     write_bytes(folder / "bench.md", text.encode())
-    write_json(folder / "bench.json", found)
+    write_json(folder / "bench.json", benchmark)

@@ -1,4 +1,4 @@
-"""Rows that differ in one number: what it does to the result."""
+"""Find sweeps: rows that differ in one numeric setting or hyper-parameter."""
 
 import json
 import warnings
@@ -7,46 +7,58 @@ from dataclasses import dataclass
 from typing import Any
 
 from dosapp.errors import InputError
-from dosapp.experiments.result import Result, full_settings
+from dosapp.experiments.plan import comparable_settings
+from dosapp.experiments.result import Result
 from dosapp.methods.registry import build_method
 from dosapp.report.tables import Row
 
-FEWEST = 3  # values that make a line
+MIN_POINTS = 3
 
 
 @dataclass(frozen=True)
 class Sweep:
+    """Rows that differ in one number only."""
+
     setting: str
     label: str
-    points: Sequence[tuple[float, Row]]  # by value
+    points: Sequence[tuple[float, Row]]  # sorted by value
 
 
-def sweeps(rows: Sequence[Row]) -> Iterator[Sweep]:
-    """Every number of which the rows have three values or more, all else being equal."""
-    said = [_said(row.results[0]) for row in rows]
-    names = {n for one in said for n, value in one.items() if _is_number(value)}
+def find_sweeps(rows: Sequence[Row]) -> Iterator[Sweep]:
+    """Yield every setting that has three values or more while all others are equal.
+
+    The learning rate is not swept: methods have their own.
+    """
+    settings = [_all_settings(row.results[0]) for row in rows]
+    names = {n for values in settings for n, value in values.items() if _is_number(value)}
     for name in sorted(names - {"lr"}):
         groups: dict[str, dict[float, Row]] = {}
-        for row, one in zip(rows, said, strict=True):
-            if _is_number(one.get(name)):
-                rest = json.dumps({k: v for k, v in one.items() if k != name}, sort_keys=True)
-                groups.setdefault(rest, {})[one[name]] = row
+        for row, values in zip(rows, settings, strict=True):
+            if _is_number(values.get(name)):
+                rest = json.dumps({k: v for k, v in values.items() if k != name}, sort_keys=True)
+                groups.setdefault(rest, {})[values[name]] = row
         for group in groups.values():
-            if len(group) >= FEWEST:
+            if len(group) >= MIN_POINTS:
                 label = next(iter(group.values())).name.partition(" (")[0]
                 yield Sweep(name.rpartition(".")[2], label, sorted(group.items()))
 
 
-def _said(result: Result) -> dict[str, Any]:
-    """All settings, the method's own with their defaults."""
-    said = full_settings(result)
+def _all_settings(result: Result) -> dict[str, Any]:
+    """The settings, with all hyper-parameters of the method in place of its options."""
+    settings = comparable_settings(result.settings)
+    options = settings.pop("options")
+    return settings | (result.hyperparameters or _resolve(settings, options))
+
+
+def _resolve(settings: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The hyper-parameters of a result of version 0.1, which stored only the options."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # odd values were noted when the run was planned
+        warnings.simplefilter("ignore")  # unusual values were reported when the run was planned
         try:
-            own = build_method(said["method"], said["adapt"], said["options"]).hyperparameters()
-        except InputError:  # an old result of a method that is no more
-            own = said["options"]
-    return {k: v for k, v in said.items() if k not in ("options", "seed")} | own
+            method = build_method(settings["method"], settings["adapt"], options)
+        except InputError:  # a method that no longer exists
+            return options
+    return method.hyperparameters()
 
 
 def _is_number(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Results → rows of mean ± std over seeds → Markdown. A report never runs a model."""
+"""Tables of results: one row per configuration, mean ± standard deviation over seeds."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 
 from dosapp.errors import InputError, unknown_name
-from dosapp.experiments.plan import method_title
+from dosapp.experiments.plan import comparable_settings, method_title, run_label
 from dosapp.experiments.result import (
     Result,
     check_comparable,
@@ -20,6 +20,7 @@ from dosapp.experiments.result import (
 )
 from dosapp.methods.base import Ability
 from dosapp.methods.registry import METHODS
+from dosapp.settings import RunSettings
 
 COLUMNS = {
     "accuracy": "Acc ↑",
@@ -27,8 +28,6 @@ COLUMNS = {
     "first_task_accuracy": "FTA ↑",
     "current_task_accuracy": "CTA ↑",
 }
-
-
 COSTS: Mapping[str, Callable[[Result], float | None]] = {
     "seconds": lambda result: sum(result.seconds["lessons"]) + sum(result.seconds["stream"]),
     "peak_memory": lambda result: result.peak_memory,
@@ -39,102 +38,138 @@ WITH_COSTS = {
     "seconds": "seconds",
     "peak_memory": "peak MB",
 }
+LOWER_IS_BETTER = {"forgetting", "seconds", "peak_memory"}
+# Settings of the evaluation, which a label does not show.
+EVALUATION_SETTINGS = ("test_noise", "full_test")
 
 
 @dataclass(frozen=True)
 class Row:
+    """The results of one configuration on one dataset, one per seed."""
+
     label: str
     data: str
-    results: tuple[Result, ...]  # one per seed
-    several: bool = False  # whether its table holds more than one dataset
+    results: tuple[Result, ...]  # sorted by seed
+    show_data: bool = False  # whether the table has more than one dataset
 
     @property
     def name(self) -> str:
-        return f"{self.label}, {self.data}" if self.several else self.label
+        """The label, with the dataset if the table has several."""
+        return f"{self.label}, {self.data}" if self.show_data else self.label
 
     @property
-    def keeps_pictures(self) -> bool:
-        """For replay, or because its adapter does."""
-        said = self.results[0].settings
-        kinds = (METHODS.get(said.get(half) or "") for half in ("method", "adapt"))
-        return bool(said.get("memory")) or any(kind.stores_data for kind in kinds if kind)
+    def stores_images(self) -> bool:
+        """Whether images are stored, in a replay buffer or by the method itself."""
+        settings = full_settings(self.results[0])
+        methods = (METHODS.get(settings[phase] or "") for phase in ("method", "adapt"))
+        return bool(settings["buffer_size"]) or any(m.stores_data for m in methods if m)
 
     def values(self, metric: str) -> list[float]:
+        """A metric or cost of each seed; seeds without a value are left out."""
         cost = COSTS.get(metric)
-        found = [cost(r) if cost else r.metrics.get(metric) for r in self.results]
-        return [value for value in found if value is not None]
+        values = [cost(r) if cost else r.metrics.get(metric) for r in self.results]
+        return [value for value in values if value is not None]
 
     def mean(self, metric: str) -> float | str:
-        """Over seeds, or nothing."""
+        """The mean over seeds; an empty string if there is no value."""
         values = self.values(metric)
         return float(np.mean(values)) if values else ""
 
     def text(self, metric: str) -> str:
-        return _spread(self.values(metric), digits=0 if metric in COSTS else 1)
+        """`mean ± std` over seeds, as tables print it."""
+        return _mean_std(self.values(metric), digits=0 if metric in COSTS else 1)
 
 
-def rows(results: Iterable[Result]) -> list[Row]:
-    """One row per thing compared, its seeds together, in order of appearance, set by set.
+def build_rows(results: Iterable[Result]) -> list[Row]:
+    """Group results into rows, dataset by dataset, in order of appearance.
 
-    Runs that would share a name but not their settings are told apart by what differs; those that
-    share both, but not their key, saw other data or weights, and no table can hold the two.
+    A row holds the seeds of the same settings, apart from those that do not enter a result's key
+    (device, data folder, …). A key that occurs twice is one result. Rows with the same label get
+    the settings in which they differ appended.
+
+    Args:
+        results: Results of any number of runs and datasets.
+
+    Returns:
+        The rows.
+
+    Raises:
+        InputError: Results cannot stand in one table: other definitions of a metric, tasks, images
+            or backbones, or the same settings and seed with different keys.
     """
-    results = list(results)
-    sets = list(dict.fromkeys(result.stream["name"] for result in results))
-    results.sort(key=lambda result: sets.index(result.stream["name"]))
+    unique: dict[str, Result] = {}
+    for result in results:
+        unique.setdefault(result.key, result)
+    results = list(unique.values())
+    datasets = list(dict.fromkeys(result.stream["name"] for result in results))
+    results.sort(key=lambda result: datasets.index(result.stream["name"]))
     check_same_definitions(results)
     groups: dict[str, dict[int, Result]] = {}
     for result in results:
-        rest = {k: v for k, v in full_settings(result).items() if k != "seed"}
-        group = groups.setdefault(json.dumps(rest, sort_keys=True), {})
+        settings = comparable_settings(result.settings)
+        group = groups.setdefault(json.dumps(settings, sort_keys=True), {})
         other = group.setdefault(result.settings["seed"], result)
-        if other.key != result.key:
+        if other is not result:
             raise InputError(
                 f"results {other.key} and {result.key} have the same settings and seed, but other "
                 "data, weights or defaults; report one of them"
             )
-    for name in sets:
+    for name in datasets:
         check_comparable([result for result in results if result.stream["name"] == name])
     firsts = [next(iter(group.values())) for group in groups.values()]
     return [
         Row(
-            first.label
+            _label(first)
             + _difference(first, [f for f in firsts if f.stream["name"] == first.stream["name"]]),
             first.stream["name"],
             tuple(group[seed] for seed in sorted(group)),
-            several=len(sets) > 1,
+            show_data=len(datasets) > 1,
         )
         for first, group in zip(firsts, groups.values(), strict=True)
     ]
 
 
-ASKED = ("test_noise", "full_test")  # what it was asked about, which names do not say
+def _label(result: Result) -> str:
+    """The label by today's names; the stored one if the method or a setting no longer exists."""
+    try:
+        return run_label(RunSettings.parse(full_settings(result)))
+    except InputError:
+        return result.label
 
 
-def _difference(one: Result, others: Sequence[Result]) -> str:
-    """What tells a row from its namesakes, and how it was asked if others were asked otherwise."""
-    namesakes = [other for other in others if other.label == one.label]
-    differ = [
-        _said(key, value)
-        for key, value in full_settings(one).items()
-        if key not in ("seed", "data", "options")
+def _difference(result: Result, others: Sequence[Result]) -> str:
+    """The settings that distinguish a row from those with the same label, in parentheses.
+
+    Settings of the evaluation are shown wherever any other row differs.
+    """
+    same_label = [other for other in others if _label(other) == _label(result)]
+    differences = [
+        _format_setting(key, value)
+        for key, value in comparable_settings(result.settings).items()
+        if key not in ("data", "options")
         and any(
-            full_settings(f)[key] != value
-            for f in (others if key in ASKED and value else namesakes)
+            comparable_settings(other.settings)[key] != value
+            for other in (others if key in EVALUATION_SETTINGS and value else same_label)
         )
     ]
-    differ = [words for words in differ if words]
-    return f" ({', '.join(differ)})" if differ else ""
+    differences = [text for text in differences if text]
+    return f" ({', '.join(differences)})" if differences else ""
 
 
-def _said(key: str, value: object) -> str:
-    """`lr=0.1`; what is merely on or off is named when it is on."""
+def _format_setting(key: str, value: object) -> str:
+    """`lr=0.1`; a switch is named if it is on."""
     if isinstance(value, bool):
         return key.replace("_", " ") if value else ""
     return f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
 
 
-def markdown(table: Sequence[Row], columns: Mapping[str, str] = COLUMNS) -> str:
+def to_markdown(table: Sequence[Row], columns: Mapping[str, str] = COLUMNS) -> str:
+    """A table in Markdown.
+
+    Args:
+        table: The rows.
+        columns: Metrics and costs → column titles.
+    """
     head = ["method", *columns.values(), "seeds"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in table:
@@ -143,33 +178,30 @@ def markdown(table: Sequence[Row], columns: Mapping[str, str] = COLUMNS) -> str:
     return "\n".join(lines) + "\n"
 
 
-def comma_separated(table: Sequence[Row], columns: Mapping[str, str] = COLUMNS) -> str:
-    """Mean and deviation in columns of their own, unrounded, with what it takes to run it again."""
+def to_csv(table: Sequence[Row], columns: Mapping[str, str] = COLUMNS) -> str:
+    """A table in CSV: unrounded means, standard deviations, and the keys of the results."""
     text = io.StringIO()
-    write = csv.writer(text, lineterminator="\n")
-    head = [word for name in columns for word in (name, f"{name}_std")]
-    write.writerow(["method", "data", *head, "seeds", "keys"])
+    writer = csv.writer(text, lineterminator="\n")
+    head = [title for name in columns for title in (name, f"{name}_std")]
+    writer.writerow(["method", "data", *head, "seeds", "keys"])
     for row in table:
         cells: list[float | str] = []
         for name in columns:
             values = row.values(name)
             cells += [row.mean(name), float(np.std(values, ddof=1)) if len(values) > 1 else ""]
         keys = " ".join(result.key for result in row.results)
-        write.writerow([row.name, row.data, *cells, len(row.results), keys])
+        writer.writerow([row.name, row.data, *cells, len(row.results), keys])
     return text.getvalue()
 
 
-LOWER_IS_BETTER = {"forgetting", "seconds", "peak_memory"}
-
-
-def latex(table: Sequence[Row], columns: Mapping[str, str] = COLUMNS) -> str:
-    """A booktabs table to paste, the best of each column on each dataset in bold."""
+def to_latex(table: Sequence[Row], columns: Mapping[str, str] = COLUMNS) -> str:
+    """A booktabs table in LaTeX, the best value of each column and dataset in bold."""
     means: dict[tuple[str, str], list[float]] = {}
     for row in table:
         for name in columns:
             if (mean := row.mean(name)) != "":
                 means.setdefault((row.data, name), []).append(float(mean))
-    best = {key: (min if key[1] in LOWER_IS_BETTER else max)(them) for key, them in means.items()}
+    best = {key: (min if key[1] in LOWER_IS_BETTER else max)(v) for key, v in means.items()}
     arrows = {"↑": r"$\uparrow$", "↓": r"$\downarrow$"}
     heads = [
         title.replace("↑", arrows["↑"]).replace("↓", arrows["↓"]) for title in columns.values()
@@ -181,7 +213,7 @@ def latex(table: Sequence[Row], columns: Mapping[str, str] = COLUMNS) -> str:
         r"\midrule",
     ]
     for row in table:
-        cells = [tex(row.name)]
+        cells = [escape_latex(row.name)]
         for name in columns:
             text = row.text(name).replace(" ± ", r" $\pm$ ").replace("–", "--")
             is_best = row.mean(name) == best.get((row.data, name))
@@ -190,43 +222,61 @@ def latex(table: Sequence[Row], columns: Mapping[str, str] = COLUMNS) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def tex(name: str) -> str:
+def escape_latex(name: str) -> str:
+    """Escape the special characters of LaTeX; `D^u` becomes a formula."""
     special: dict[str, str | int | None] = {sign: f"\\{sign}" for sign in "%&_#${}"}
     special |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     parts = [part.translate(str.maketrans(special)) for part in name.split("D^u")]
     return "$D^u$".join(parts)
 
 
-def paired(table: Sequence[Row], against: str) -> str:
-    """Each row less the one named, seed by seed: what a difference is worth when seeds vary."""
-    found = [row for row in table if row.name == against]
-    if not found:
+def paired_differences(table: Sequence[Row], against: str) -> str:
+    """A Markdown table of each row minus a reference row, paired by seed.
+
+    Args:
+        table: The rows.
+        against: Name of the reference row.
+
+    Returns:
+        Mean ± standard deviation of the paired differences.
+
+    Raises:
+        InputError: There is no such row, or two results are not evaluated on the same images.
+    """
+    matches = [row for row in table if row.name == against]
+    if not matches:
         raise unknown_name("row", against, [row.name for row in table])
-    reference = {result.settings["seed"]: result for result in found[0].results}
+    reference = {result.settings["seed"]: result for result in matches[0].results}
     head = [f"difference to {against}", *COLUMNS.values(), "seeds"]
     lines = [head, ["---"] * len(head)]
     for row in table:
-        both = [r for r in row.results if r.settings["seed"] in reference]
-        if row.name == against or not both:
+        pairs = [
+            (r, reference[r.settings["seed"]])
+            for r in row.results
+            if r.settings["seed"] in reference
+        ]
+        if row.name == against or not pairs:
             continue
-        for result in both:
-            check_paired(result, reference[result.settings["seed"]])
+        for result, other in pairs:
+            check_paired(result, other)
         cells = []
         for metric in COLUMNS:
-            pairs = [
-                (r.metrics[metric], reference[r.settings["seed"]].metrics[metric]) for r in both
-            ]
-            cells.append(_spread([a - b for a, b in pairs if a is not None and b is not None], "+"))
-        lines.append([row.name, *cells, str(len(both))])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+            values = [(r.metrics[metric], other.metrics[metric]) for r, other in pairs]
+            differences = [a - b for a, b in values if a is not None and b is not None]
+            cells.append(_mean_std(differences, "+"))
+        lines.append([row.name, *cells, str(len(pairs))])
+    return _markdown_lines(lines)
 
 
-STREAM = ("labels right", "experts differ", "distance", "control kept")
+STREAM_COLUMNS = ("correct pseudo-labels", "expert disagreement", "distance", "control kept")
 
 
-def on_the_stream(table: Sequence[Row]) -> str:
-    """What the stream was like for those who used it; means over sessions, spread over seeds."""
-    lines = [["method", *STREAM, "seeds"], ["---"] * (len(STREAM) + 2)]
+def stream_statistics(table: Sequence[Row]) -> str:
+    """A Markdown table of the unlabelled phase: means over sessions, then over seeds.
+
+    Rows without pseudo-labels are left out.
+    """
+    lines = [["method", *STREAM_COLUMNS, "seeds"], ["---"] * (len(STREAM_COLUMNS) + 2)]
     for row in table:
         if not any(share is not None for r in row.results for share in r.pseudo_labels):
             continue
@@ -239,42 +289,42 @@ def on_the_stream(table: Sequence[Row]) -> str:
             )
             for r in row.results
         ]
-        cells = [
-            _spread([v for v in values if v is not None]) for values in zip(*per_seed, strict=True)
-        ]
+        columns = zip(*per_seed, strict=True)
+        cells = [_mean_std([v for v in values if v is not None]) for values in columns]
         lines.append([row.name, *cells, str(len(row.results))])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return _markdown_lines(lines)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Of what was measured; nothing if nothing was."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
 
 
-def _spread(values: list[float], sign: str = "", digits: int | None = None) -> str:
+def _mean_std(values: list[float], sign: str = "", digits: int | None = None) -> str:
     if not values:
         return "–"
-    if digits is None:  # small numbers need one more
+    if digits is None:  # small numbers get one digit more
         digits = 1 if abs(np.mean(values)) >= 1 or sign else 2
     text = f"{np.mean(values):{sign}.{digits}f}"
     return text + (f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else "")
 
 
-def abilities() -> str:
-    """The paper's comparison of methods that adapt, from the registry."""
+def abilities_table() -> str:
+    """The paper's comparison of test-time methods (its Table 1) in Markdown."""
     columns = get_args(Ability)
     lines = [["method", *columns], ["---"] * (len(columns) + 1)]
-    for name, kind in METHODS.items():
-        if kind.abilities is not None:
-            lines.append(
-                [method_title(name), *("yes" if c in kind.abilities else "–" for c in columns)]
-            )
+    for name, method in METHODS.items():
+        if method.abilities is not None:
+            cells = ("yes" if column in method.abilities else "–" for column in columns)
+            lines.append([method_title(name), *cells])
+    return _markdown_lines(lines)
+
+
+def metric_definitions(results: Iterable[Result], columns: Iterable[str] = COLUMNS) -> str:
+    """The formulas of a table's columns, as the results state them."""
+    formulas = {name: formula for r in results for name, formula in r.definitions.items()}
+    return "; ".join(f"{name} = {formulas[name]}" for name in columns if name in formulas)
+
+
+def _markdown_lines(lines: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def footnote(results: Iterable[Result], columns: Iterable[str] = COLUMNS) -> str:
-    """The definition behind every column, as the results have it: there is more than one
-    'forgetting'."""
-    said = {name: formula for r in results for name, formula in r.definitions.items()}
-    return "; ".join(f"{name} = {said[name]}" for name in columns if name in said)
