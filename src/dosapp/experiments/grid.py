@@ -1,4 +1,4 @@
-"""Many runs from one file: lists multiply, the store knows what is done, processes share the rest.
+"""Many runs from one YAML file: lists multiply, finished runs are read from the store.
 
 data: shapes
 tasks: 10
@@ -19,7 +19,7 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 from dosapp.backbones.registry import resolve_lr
 from dosapp.errors import DosappError, InputError
-from dosapp.experiments.plan import plan
+from dosapp.experiments.plan import comparable_settings, plan
 from dosapp.experiments.ray_cluster import RETRIES, run_on_ray
 from dosapp.experiments.result import Result
 from dosapp.experiments.run import run
@@ -42,58 +42,87 @@ Engine = Literal["processes", "ray"]
 
 @dataclass(frozen=True)
 class Outcome:
+    """A run of a grid with its result, or with the error that ended it."""
+
     settings: RunSettings
     result: Result | None
     error: str = ""
 
 
 def read_grid(path: Path, seeds: str | None = None) -> list[RunSettings]:
-    """Every run a grid file asks for, each once."""
+    """Read all runs of a grid file.
+
+    Args:
+        path: A YAML file of settings, in which lists multiply, with the optional keys `runs` (a
+            list of settings that override the others) and `seeds`.
+        seeds: Overrides the file's, for example `0-4`.
+
+    Returns:
+        The settings of each run once, sorted by seed.
+
+    Raises:
+        InputError: A key is unknown, or a value is not allowed.
+    """
     values = read_yaml(path)
     runs = values.pop("runs", [{}])
-    asked = values.pop("seeds", None)
-    seeds = seeds or asked
-    numbers = {"seed": seed_list(str(seeds))} if seeds is not None else {}
+    seeds_in_file = values.pop("seeds", None)
+    seeds = seeds or seeds_in_file
+    numbers = {"seed": parse_seeds(str(seeds))} if seeds is not None else {}
     if not isinstance(runs, list) or not all(isinstance(run, dict) for run in runs):
         raise InputError(f"'runs' in '{path}' must be a list of settings; see dosapp grid --help")
+    values = RunSettings.rename_aliases(values)
     planned = [
-        RunSettings.parse(one, f"'{path}'")
+        RunSettings.parse(settings, f"'{path}'")
         for run in runs
-        for one in product({**values, **run, **numbers})
+        for settings in expand_lists({**values, **RunSettings.rename_aliases(run), **numbers})
     ]
-    planned.sort(key=lambda one: one.seed)  # a whole table early, then more seeds of it
-    return list({one.model_dump_json(): one for one in planned}.values())
+    planned.sort(key=lambda settings: settings.seed)  # one seed of the whole table comes first
+    return list({settings.model_dump_json(): settings for settings in planned}.values())
 
 
 def select_results(path: Path, results: list[Result]) -> list[Result]:
-    """Those of the results that a grid file asks for, of any seed, in its order."""
-    asked = [_name(resolve_lr(one).model_dump(mode="json")) for one in read_grid(path)]
-    place = {name: n for n, name in reversed(list(enumerate(asked)))}
-    found = [r for r in results if _name(r.settings) in place]
-    if not found:
+    """Select the results of a grid file, of any seed, in the order of the file.
+
+    Results and runs are compared by the settings that enter a key (`comparable_settings`), so the
+    device or data folder of a result does not matter.
+
+    Raises:
+        InputError: No result belongs to a run of the file.
+    """
+    planned = [resolve_lr(settings).model_dump(mode="json") for settings in read_grid(path)]
+    order = {row: n for n, row in reversed(list(enumerate(map(_row_key, planned))))}
+    selected = [result for result in results if _row_key(result.settings) in order]
+    if not selected:
         raise InputError(f"no result here is of a run that '{path}' describes; compute it first")
-    return sorted(found, key=lambda r: place[_name(r.settings)])
+    return sorted(selected, key=lambda result: order[_row_key(result.settings)])
 
 
-def _name(settings: Mapping[str, Any]) -> str:
-    """What tells rows apart."""
-    known = {**RunSettings().model_dump(mode="json"), **settings}
-    return json.dumps([v for k, v in sorted(known.items()) if k != "seed"])
+def _row_key(settings: Mapping[str, Any]) -> str:
+    return json.dumps(comparable_settings(settings), sort_keys=True)
 
 
-def product(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Lists become one choice each; `options` may hold lists too."""
-    given = read_options(values)
-    options = list(product(given)) if given else None
+def expand_lists(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield every combination of the values that are lists; `options` may hold lists too.
+
+    Example:
+        >>> list(expand_lists({"method": ["flyp", "spu"], "tasks": 5}))
+        [{'method': 'flyp', 'tasks': 5}, {'method': 'spu', 'tasks': 5}]
+    """
+    options = read_options(values)
     choices = {k: v if isinstance(v, list) else [v] for k, v in values.items() if k != "options"}
     if options:
-        choices["options"] = options
+        choices["options"] = list(expand_lists(options))
     for chosen in itertools.product(*choices.values()):
         yield dict(zip(choices, chosen, strict=True))
 
 
-def seed_list(text: str) -> list[int]:
-    """`0-4` or `0,2,5`."""
+def parse_seeds(text: str) -> list[int]:
+    """Parse a range or a list of seeds.
+
+    Example:
+        >>> parse_seeds("0-4"), parse_seeds("0,2,5")
+        ([0, 1, 2, 3, 4], [0, 2, 5])
+    """
     try:
         first, dash, last = text.partition("-")
         if dash:
@@ -113,59 +142,74 @@ def run_grid(
     jobs: int = 1,
     keep: bool = False,
     engine: Engine = "processes",
-    watch: Callable[[Outcome], None] = lambda outcome: None,
+    on_outcome: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Compute what is missing. A failed run keeps its log and does not stop the others."""
+    """Compute the runs that have no result yet; a failed run does not stop the others.
+
+    Args:
+        planned: The runs.
+        folder: The result store; a failed run leaves `error.log` in its folder.
+        jobs: Number of processes.
+        keep: Whether learners are kept, or only results.
+        engine: `processes` on this machine, or a `ray` cluster.
+        on_outcome: Called with each outcome.
+
+    Returns:
+        The outcomes, in the order in which the runs ended.
+    """
     if engine == "ray":
         ended = run_on_ray(compute_run, planned, folder, keep, jobs)
     elif jobs == 1:
-        ended = ((one, compute_run(one, folder, keep)) for one in planned)
+        ended = ((settings, compute_run(settings, folder, keep)) for settings in planned)
     else:
         ended = _run_in_processes(planned, folder, keep, jobs)
-    done = []
-    for settings, found in ended:
-        done.append(_checked(settings, found, folder))
-        watch(done[-1])
-    return done
+    outcomes = []
+    for settings, outcome in ended:
+        outcomes.append(_check_outcome(settings, outcome, folder))
+        on_outcome(outcomes[-1])
+    return outcomes
 
 
-def _checked(settings: RunSettings, found: Outcome | BaseException, folder: Path) -> Outcome:
-    """What came back, unless nothing did or the result went somewhere else."""
-    if isinstance(found, BaseException):  # its process is gone, its checkpoint is not
-        why = str(found).strip().rpartition("\n")[2]
-        return Outcome(settings, None, f"a process died ({why}); run the grid again")
-    if found.result and not (folder / found.result.key / "result.json").exists():
-        said = f"its result is not in '{folder}'; --out must be a folder every node can see"
-        return Outcome(settings, None, said)
-    return found
+def _check_outcome(
+    settings: RunSettings, outcome: Outcome | BaseException, folder: Path
+) -> Outcome:
+    """Report a dead process, or a result that was written to another machine's folder."""
+    if isinstance(outcome, BaseException):  # the checkpoint remains
+        reason = str(outcome).strip().rpartition("\n")[2]
+        return Outcome(settings, None, f"a process died ({reason}); run the grid again")
+    if outcome.result and not (folder / outcome.result.key / "result.json").exists():
+        message = f"its result is not in '{folder}'; --out must be a folder every node can see"
+        return Outcome(settings, None, message)
+    return outcome
 
 
 def _run_in_processes(
     planned: list[RunSettings], folder: Path, keep: bool, jobs: int
 ) -> Iterator[tuple[RunSettings, Outcome | BaseException]]:
-    """As many hands as jobs. One that dies takes only its run along, and that goes on in another
-    from its last checkpoint; when the grid is left, all are let go at once."""
-    waiting = deque((one, 0) for one in planned)
+    """Distribute runs over processes. The run of a worker that dies is resumed by a new worker
+    from its last checkpoint. All workers end with this generator."""
+    waiting = deque((settings, 0) for settings in planned)
     free, busy = [Worker() for _ in planned[:jobs]], dict[Worker, tuple[RunSettings, int]]()
     try:
         while waiting or busy:
             while waiting and free:
-                hand, (one, deaths) = free.pop(), waiting.popleft()
-                hand.pipe.send((one, folder, keep))
-                busy[hand] = (one, deaths)
-            ready = wait([hand.pipe for hand in busy])
-            for hand in [hand for hand in busy if hand.pipe in ready]:
-                one, deaths = busy.pop(hand)
-                found = hand.found()
-                died = isinstance(found, BaseException)
-                free.append(Worker() if died else hand)
-                if died and deaths < RETRIES:
-                    waiting.appendleft((one, deaths + 1))
+                worker, (settings, deaths) = free.pop(), waiting.popleft()
+                with suppress(OSError):  # it died while idle: its pipe reports that below
+                    worker.pipe.send((settings, folder, keep))
+                busy[worker] = (settings, deaths)
+            ready = wait([worker.pipe for worker in busy])
+            for worker in [worker for worker in busy if worker.pipe in ready]:
+                settings, deaths = busy.pop(worker)
+                outcome = worker.receive()
+                has_died = isinstance(outcome, BaseException)
+                free.append(Worker() if has_died else worker)
+                if has_died and deaths < RETRIES:
+                    waiting.appendleft((settings, deaths + 1))
                 else:
-                    yield one, found
+                    yield settings, outcome
     finally:
-        for hand in [*free, *busy]:
-            hand.process.terminate()
+        for worker in [*free, *busy]:
+            worker.process.terminate()
 
 
 class Worker:
@@ -173,12 +217,13 @@ class Worker:
 
     def __init__(self) -> None:
         context = get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
+        self.pipe, child_end = context.Pipe()
+        self.process = context.Process(target=_work, args=(child_end, os.getpid()), daemon=True)
         self.process.start()
-        theirs.close()  # so that the pipe ends when the process does
+        child_end.close()  # so that the pipe ends when the process does
 
-    def found(self) -> Outcome | BaseException:
+    def receive(self) -> Outcome | BaseException:
+        """Wait for the outcome of the current run; an error if the process has died."""
         try:
             outcome: Outcome = self.pipe.recv()
             return outcome
@@ -188,39 +233,40 @@ class Worker:
 
 
 def _work(pipe: Connection, parent: int) -> None:
-    """One thread, since processes share the cores; and no hand outlives the grid it works for."""
+    """Compute runs in one thread, since workers share the cores, until the grid has ended."""
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the grid hears Ctrl-C, and ends its hands
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the grid handles Ctrl-C and ends its workers
     torch.set_num_threads(1)
     warnings.formatwarning = lambda message, *_: f"note: {message}\n"
 
-    def watch() -> None:
+    def exit_with_parent() -> None:
         while os.getppid() == parent:
             time.sleep(1)
         os._exit(1)  # the run's last checkpoint is on disk
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
     while True:
         pipe.send(compute_run(*pipe.recv()))
 
 
 def compute_run(settings: RunSettings, folder: Path, keep: bool) -> Outcome:
-    """One run in the store; its learner is dropped when the result is there, unless kept."""
-    # A run that cannot even be planned has no place of its own; its log has.
-    place = folder / f"unplanned-{hash_key(settings.model_dump(mode='json'))}"
+    """Compute one run in the store; drop its learner when the result is written, unless kept."""
+    # A run that cannot be planned has no key; its log goes to a folder named by its settings.
+    run_folder = folder / f"unplanned-{hash_key(settings.model_dump(mode='json'))}"
     try:
         planned = plan(settings)
-        place = Store(folder).place(planned)
-        fresh = not (place / "result.json").exists()
-        with closing(TrackingCallback(place, planned.settings)) as watch:
-            result = run(planned, place, resume=True, wait=True, watch=watch)
-        if fresh and not keep:
-            shutil.rmtree(place / "learner", ignore_errors=True)
+        run_folder = Store(folder).run_folder(planned)
+        is_new = not (run_folder / "result.json").exists()
+        with closing(TrackingCallback(run_folder, planned.settings)) as callback:
+            result = run(planned, run_folder, resume=True, wait=True, callback=callback)
+        if is_new and not keep:
+            shutil.rmtree(run_folder / "learner", ignore_errors=True)
         return Outcome(settings, result)
     except Exception as error:
-        ours = isinstance(error, DosappError)
-        if place.exists() or not ours:  # a user's mistake before there is a run needs no log
-            write_bytes(place / "error.log", traceback.format_exc().encode())
-        said = str(error) if ours else f"{type(error).__name__}: {error} (log: {place}/error.log)"
-        return Outcome(settings, None, said)
+        is_expected = isinstance(error, DosappError)
+        if run_folder.exists() or not is_expected:  # wrong settings need no log
+            write_bytes(run_folder / "error.log", traceback.format_exc().encode())
+        log = f" (log: {run_folder}/error.log)"
+        message = str(error) if is_expected else f"{type(error).__name__}: {error}{log}"
+        return Outcome(settings, None, message)

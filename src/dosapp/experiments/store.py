@@ -1,10 +1,10 @@
-"""Results under a hash of everything that determines them: no run is computed twice."""
+"""A folder of results, each under the hash of everything that determines it."""
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from dosapp.errors import InputError
+from dosapp.errors import DosappError, InputError
 from dosapp.experiments.plan import Plan, plan
 from dosapp.experiments.result import Result
 from dosapp.experiments.run import RunCallback, run
@@ -13,32 +13,60 @@ from dosapp.settings import RunSettings
 
 
 class Store:
+    """Results by key: no run is computed twice."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def place(self, planned: Plan) -> Path:
+    def run_folder(self, planned: Plan) -> Path:
+        """The folder of a run."""
         return self.folder / planned.key
 
-    def get(self, settings: RunSettings, watch: RunCallback | None = None) -> Result:
-        """The result, computed if it is missing and finished if it is half there."""
+    def has_result(self, settings: RunSettings) -> bool:
+        """Whether a run is finished; False also if its data or backbone is not available here."""
+        if not self.folder.exists():
+            return False
+        try:
+            return (self.run_folder(plan(settings)) / "result.json").exists()
+        except DosappError:
+            return False
+
+    def get(self, settings: RunSettings, callback: RunCallback | None = None) -> Result:
+        """Read the result of a run; compute or resume the run if it is not finished."""
         planned = plan(settings)
-        return run(planned, self.place(planned), resume=True, watch=watch)
+        return run(planned, self.run_folder(planned), resume=True, callback=callback)
 
 
-def read_results(places: Iterable[Path]) -> list[Result]:
-    """Every result at or below these places, in the registry's order of methods."""
-    found: list[Path] = []
-    for place in places:
-        if not place.exists():
-            raise InputError(f"'{place}' does not exist; give a run folder or a folder of runs")
-        found += [place] if place.is_file() else sorted(place.rglob("result.json"))
-    if not found:
-        raise InputError(f"no result.json below {', '.join(map(str, places))}")
-    return sorted((Result.read(path) for path in dict.fromkeys(found)), key=_rank)
+def read_results(paths: Iterable[Path]) -> list[Result]:
+    """Read every `result.json` at or below some paths.
+
+    Args:
+        paths: Files, run folders, or folders of runs.
+
+    Returns:
+        The results, sorted by method (in the registry's order) and settings.
+
+    Raises:
+        InputError: A path does not exist, or there is no result below any of them.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"'{path}' does not exist; give a run folder or a folder of runs")
+        files += [path] if path.is_file() else sorted(path.rglob("result.json"))
+    if not files:
+        raise InputError(f"no result.json below {', '.join(map(str, paths))}")
+    return sorted((Result.read(file) for file in dict.fromkeys(files)), key=_sort_key)
 
 
-def _rank(result: Result) -> tuple[object, ...]:
-    said = result.settings
-    options = json.dumps(said["options"], sort_keys=True)
-    place = list(METHODS).index(said["method"]) if said["method"] in METHODS else len(METHODS)
-    return place, said["adapt"] or "", options, said["stream"], json.dumps(said, sort_keys=True)
+def _sort_key(result: Result) -> tuple[object, ...]:
+    values, names = result.settings, list(METHODS)
+    method = names.index(values["method"]) if values["method"] in names else len(names)
+    options = json.dumps(values["options"], sort_keys=True)
+    return (
+        method,
+        values["adapt"] or "",
+        options,
+        values["stream"],
+        json.dumps(values, sort_keys=True),
+    )
