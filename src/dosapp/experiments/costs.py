@@ -1,14 +1,15 @@
-"""What runs cost: a few steps to estimate a grid, whole sessions in turns to compare methods.
+"""Costs of runs: estimates from a few steps, and methods timed in alternating sessions.
 
-The machine may be shared, so comparisons are made inside one process, session by session in
-turns, and read as ratios. An estimate is no measurement: for this machine it is a few steps of each
-kind of run times their number; for a GPU that is not here, the floating-point operations of these
-steps and the bytes they move, over a share of what its maker promises.
+An estimate for this machine is the time of a few steps of each kind of run, times their number. For
+another GPU it is the floating-point operations and the memory traffic of these steps, divided by a
+share of the GPU's peak. Timed sessions of several methods alternate in one process, since the
+machine may be shared; only their ratios are meaningful.
 """
 
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,138 +23,171 @@ from torch.utils.flop_counter import FlopCounterMode
 from dosapp.errors import unknown_name
 from dosapp.experiments.plan import Plan, plan
 from dosapp.experiments.run import describe_machine, timestamp
-from dosapp.learner.inputs import read_pixels
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import read_json, write_json
 from dosapp.runtime.process_memory import peak_memory, reset_peak_memory
 from dosapp.scenario import Session
 from dosapp.settings import RunSettings, hash_key
 
-ALIKE = {"seed", "stream_noise", "test_noise", "correlated", "one_class"}  # cost nothing
-LOOK = 4  # steps of each phase; the first one warms up and is not counted
+COST_FREE = {"seed", "stream_noise", "test_noise", "correlated", "one_class"}
+MEASURED_STEPS = 4  # of each phase; the first one warms up and is not counted
 GPUS = Path(__file__).parent / "gpus.yaml"
-USED = {"compute": 0.4, "bandwidth": 0.7}  # shares of a GPU's peak that are assumed
-CONTEXT = 600e6  # bytes that a process holds on a GPU before the first tensor
+UTILIZATION = {"compute": 0.4, "bandwidth": 0.7}  # assumed shares of a GPU's peak
+GPU_CONTEXT = 600e6  # bytes that a process holds on a GPU before the first tensor
 
 
 @dataclass(frozen=True)
 class Estimate:
+    """Expected cost of some runs."""
+
     runs: int
-    seconds: float  # one after the other
-    memory: float | None  # MB, of the largest
+    seconds: float  # of all runs in sequence
+    memory: float | None  # MB, of the largest run
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """Steps of one kind in a run: lessons, the stream's, batches of an examination."""
+    """Cost of the steps of one kind in a run: labelled, stream, or evaluation batches."""
 
     steps: float
-    seconds: float  # of one, here
-    operations: float = 0.0  # floating-point, of one
-    kept: float = 0.0  # bytes of activations that one keeps for its backward
+    seconds: float  # of one step, on this machine
+    operations: float = 0.0  # floating-point, of one step
+    activations: float = 0.0  # bytes that one step keeps for its backward pass
 
 
 def estimate(planned: Sequence[RunSettings], gpu: str | None = None) -> Estimate:
-    """From a few steps of each kind of run, times its number of steps."""
-    if gpu is not None and gpu not in gpus():
-        raise unknown_name("GPU", gpu, gpus())
+    """Estimate the cost of runs from a few steps of each kind.
+
+    Args:
+        planned: The runs.
+        gpu: A name of `gpus.yaml`; None measures this machine.
+
+    Returns:
+        The sum of the times, and the memory of the largest run.
+
+    Raises:
+        InputError: The GPU is unknown, or data or a backbone is not available.
+    """
+    if gpu is not None and gpu not in load_gpus():
+        raise unknown_name("GPU", gpu, load_gpus())
     kinds: dict[str, list[RunSettings]] = {}
-    for one in planned:
-        kind = one.model_dump_json(exclude=ALIKE)
-        kinds.setdefault(kind, []).append(one)
-    seconds, most = 0.0, 0.0
-    for same in kinds.values():
+    for settings in planned:
+        kinds.setdefault(settings.model_dump_json(exclude=COST_FREE), []).append(settings)
+    total, largest = 0.0, 0.0
+    for runs in kinds.values():
         reset_peak_memory()
-        found, held = measure_step_costs(plan(same[0]), counted=gpu is not None)
+        costs, held = measure_step_costs(plan(runs[0]), count_operations=gpu is not None)
         if gpu is None:
-            each, memory = sum(part.steps * part.seconds for part in found), peak_memory() or 0.0
+            seconds, memory = sum(c.steps * c.seconds for c in costs), peak_memory() or 0.0
         else:
-            each = sum(
-                part.steps * estimate_gpu_seconds(gpu, part, held, same[0].precision) for part in found
-            )
-            memory = (CONTEXT + held + max(part.kept for part in found)) / 1e6
-        seconds, most = seconds + len(same) * each, max(most, memory)
-    return Estimate(len(planned), seconds, most or None)
+            precision = runs[0].precision
+            seconds = sum(c.steps * estimate_gpu_seconds(gpu, c, held, precision) for c in costs)
+            memory = (GPU_CONTEXT + held + max(c.activations for c in costs)) / 1e6
+        total, largest = total + len(runs) * seconds, max(largest, memory)
+    return Estimate(len(planned), total, largest or None)
 
 
-def gpus() -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = yaml.safe_load(GPUS.read_text())
-    return found
+def load_gpus() -> dict[str, dict[str, float]]:
+    """Peak TFLOP/s, bandwidth (GB/s) and memory (GB) of known GPUs, by name."""
+    gpus: dict[str, dict[str, float]] = yaml.safe_load(GPUS.read_text())
+    return gpus
 
 
-def estimate_gpu_seconds(gpu: str, part: StepCost, held: float, precision: str) -> float:
-    """Seconds of a step: its arithmetic or its traffic, whichever takes longer. What is held is
-    read once forwards and once backwards, activations are written and read."""
-    peaks = gpus()[gpu]
-    speed = peaks["float32" if precision == "float32" else "half"] * 1e12 * USED["compute"]
-    traffic = (2 * held + 2 * part.kept) / (peaks["bandwidth"] * 1e9 * USED["bandwidth"])
-    return max(part.operations / speed, traffic)
+def estimate_gpu_seconds(gpu: str, cost: StepCost, held: float, precision: str) -> float:
+    """Seconds of a step on a GPU: its arithmetic or its memory traffic, whichever takes longer.
+
+    Args:
+        gpu: A name of `gpus.yaml`.
+        cost: The step.
+        held: Bytes of weights and optimizer, which are read forwards and backwards.
+        precision: Of the matrix products.
+    """
+    peaks = load_gpus()[gpu]
+    speed = peaks["float32" if precision == "float32" else "half"] * 1e12 * UTILIZATION["compute"]
+    traffic = 2 * held + 2 * cost.activations  # activations are written and read
+    bandwidth = peaks["bandwidth"] * 1e9 * UTILIZATION["bandwidth"]
+    return max(cost.operations / speed, traffic / bandwidth)
 
 
-def measure_step_costs(planned: Plan, *, counted: bool = False) -> tuple[list[StepCost], float]:
-    """What a run consists of, and the bytes its learner holds; operations only if counted."""
-    s, stream = planned.settings, planned.scenario
-    sessions = [stream.session(t) for t in range(len(stream.task_groups))]
-    passes = sum(len(x.train) // min(s.batch_size, len(x.train)) for x in sessions)
-    streamed = sum(-(-len(x.unlabelled) // s.stream_batch_size) for x in sessions)
+def measure_step_costs(
+    planned: Plan, *, count_operations: bool = False
+) -> tuple[list[StepCost], float]:
+    """Measure a few steps of each kind of a run.
+
+    Args:
+        planned: The run.
+        count_operations: Also count floating-point operations and activations.
+
+    Returns:
+        The costs of labelled steps, stream steps and evaluation batches, and the bytes that the
+        learner holds.
+    """
+    s, scenario = planned.settings, planned.scenario
+    sessions = [scenario.session(t) for t in range(len(scenario.task_groups))]
+    steps_per_epoch = sum(len(x.train) // min(s.batch_size, len(x.train)) for x in sessions)
+    stream_steps = sum(-(-len(x.unlabelled) // s.stream_batch_size) for x in sessions)
     first = sessions[0]
-    some = min(len(first.train), LOOK * s.batch_size)
-    few = np.linspace(0, len(first.train) - 1, some).astype(np.int64)
-    enough = -(-LOOK // (some // min(s.batch_size, some)))  # passes with so many steps in all
-    learner = Learner(s.learner().model_copy(update={"epochs": enough}), planned.backbone)
-    lessons = learner.training_steps(replace(first, train=first.train.subset(few)))
-    lesson = _measure_steps(lambda: next(lessons, None), s.epochs * passes, learner, counted)
-    for _ in lessons:  # the stream begins when the session has ended
+    images = min(len(first.train), MEASURED_STEPS * s.batch_size)
+    rows = np.linspace(0, len(first.train) - 1, images).astype(np.int64)
+    epochs = -(-MEASURED_STEPS // (images // min(s.batch_size, images)))
+    learner = Learner(s.learner().model_copy(update={"epochs": epochs}), planned.backbone)
+    steps = learner.training_steps(replace(first, train=first.train.subset(rows)))
+    measure = partial(_measure_steps, learner=learner, count_operations=count_operations)
+    labelled = measure(lambda: next(steps, None), s.epochs * steps_per_epoch)
+    for _ in steps:  # the stream starts after the session
         pass
-    pixels = next(first.unlabelled.batches(s.stream_batch_size), read_pixels([], learner.preprocess))
-    adapt = _measure_steps(lambda: learner.adapt(pixels), streamed, learner, counted)
-    experts = learner.method.experts(learner.student)
-    test = stream.tasks[0].test
+    pixels: Any = next(first.unlabelled.batches(s.stream_batch_size), [])
+    stream = measure(lambda: learner.adapt(pixels), stream_steps)
+    test = scenario.tasks[0].test
     batch = test.read(np.arange(min(64, len(test))))
-    asked = [
-        sum(len(stream.tasks[j].test) for j in stream.seen_tasks(t))
-        for t in range(len(stream.task_groups))
-    ]
-    looks = len(experts) * sum(asked) * (2 if learner.method.adapts else 1) / max(1, len(batch))
+    evaluated = sum(
+        len(scenario.tasks[j].test)
+        for t in range(len(scenario.task_groups))
+        for j in scenario.seen_tasks(t)
+    )
+    experts = learner.method.experts(learner.student)
+    times = len(experts) * (2 if learner.method.adapts else 1)  # before and after the stream
     expert = next(iter(experts.values()))
-    exam = _measure_steps(lambda: learner.logits(batch, expert), looks, learner, counted)
-    return [lesson, adapt, exam], _learner_bytes(learner)
+    evaluation = measure(
+        lambda: learner.logits(batch, expert), times * evaluated / max(1, len(batch))
+    )
+    return [labelled, stream, evaluation], _learner_bytes(learner)
 
 
 def _measure_steps(
-    step: Callable[[], object], steps: float, learner: Learner, counted: bool
+    step: Callable[[], object], steps: float, *, learner: Learner, count_operations: bool
 ) -> StepCost:
-    taken = []
-    for _ in range(LOOK - counted):
+    times = []
+    for _ in range(MEASURED_STEPS - count_operations):
         start = time.perf_counter()
         step()
-        taken.append(time.perf_counter() - start)
-    seconds = float(np.median(taken[1:]))
-    if not counted:
+        times.append(time.perf_counter() - start)
+    seconds = float(np.median(times[1:]))
+    if not count_operations:
         return StepCost(steps, seconds)
-    known, kept = set(map(_address, learner.student.backbone.weights().values())), {}
+    weights, activations = set(map(_address, learner.student.backbone.weights().values())), {}
 
     def pack(tensor: Tensor) -> Tensor:
-        if _address(tensor) not in known:
-            kept[_address(tensor)] = tensor.untyped_storage().nbytes()
+        if _address(tensor) not in weights:
+            activations[_address(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
-    # Attention as plain products, or they would not be counted on a CPU.
+    # Fused attention is not counted on a CPU.
     with (
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
         sdpa_kernel(SDPBackend.MATH),
         FlopCounterMode(display=False) as counter,
     ):
         step()
-    return StepCost(steps, seconds, counter.get_total_flops(), sum(kept.values()))
+    return StepCost(steps, seconds, counter.get_total_flops(), sum(activations.values()))
 
 
 def _learner_bytes(learner: Learner) -> float:
-    """Bytes of weights, of what twins do not share, and of the optimizer and its gradients."""
+    """Bytes of weights, of shared copies as far as they differ, of optimizer and gradients."""
     student = learner.student
     moments = student.optimizer_state().values()
-    nets = [student.backbone, *learner.method.shared_copies().values()]
-    weights = {_address(w): w for net in nets for w in net.weights().values()}
+    backbones = [student.backbone, *learner.method.shared_copies().values()]
+    weights = {_address(w): w for backbone in backbones for w in backbone.weights().values()}
     return _bytes(weights.values()) + 1.5 * _bytes(moments)
 
 
@@ -168,16 +202,26 @@ def _address(tensor: Tensor) -> int:
 def time_sessions(
     rows: dict[str, RunSettings], folder: Path, measure: bool
 ) -> dict[str, Any] | None:
-    """Seconds of every session, each method in turn before anybody goes on; kept in the folder."""
+    """Time the sessions of several methods, which alternate session by session.
+
+    Args:
+        rows: A run for each method, by the name of its row.
+        folder: Where the times are stored, under a hash of the runs.
+        measure: Whether to measure if they are not stored.
+
+    Returns:
+        Seconds, stream steps and provenance of each row; None if they are neither stored nor
+        measured.
+    """
     plans = {name: plan(settings) for name, settings in rows.items()}
-    place = folder / f"time-{hash_key({n: p.identity for n, p in plans.items()})}.json"
-    if place.exists():
-        found: dict[str, Any] = read_json(place)
-        return found
+    path = folder / f"time-{hash_key({n: p.identity for n, p in plans.items()})}.json"
+    if path.exists():
+        stored: dict[str, Any] = read_json(path)
+        return stored
     if not measure:
         return None
     learners = {n: Learner(p.settings.learner(), p.backbone) for n, p in plans.items()}
-    taken: dict[str, list[float]] = {name: [] for name in rows}
+    seconds: dict[str, list[float]] = {name: [] for name in rows}
     steps: dict[str, list[int]] = {name: [] for name in rows}
     for t in range(min(len(p.scenario.task_groups) for p in plans.values())):
         order = list(rows)
@@ -185,9 +229,9 @@ def time_sessions(
             session, settings = plans[name].scenario.session(t), plans[name].settings
             start = time.perf_counter()
             steps[name].append(_run_session(learners[name], session, settings.stream_batch_size))
-            taken[name].append(round(time.perf_counter() - start, 3))
+            seconds[name].append(round(time.perf_counter() - start, 3))
     result = {
-        "seconds": taken,
+        "seconds": seconds,
         "steps": steps,
         "keys": {name: p.key for name, p in plans.items()},
         "streams": {name: p.scenario.hash for name, p in plans.items()},
@@ -199,12 +243,12 @@ def time_sessions(
         "machine": describe_machine(next(iter(learners.values())).device.type),
         "finished": timestamp(),
     }
-    write_json(place, result)
+    write_json(path, result)
     return result
 
 
 def _run_session(learner: Learner, session: Session, size: int) -> int:
-    """A session and its stream; says how many steps the stream had."""
+    """Train on a session and adapt to its stream; return the number of stream steps."""
     learner.learn(session)
-    guesses = [learner.adapt(pixels) for pixels in session.unlabelled.batches(size)]
-    return sum(guess is not None for guess in guesses)
+    results = [learner.adapt(pixels) for pixels in session.unlabelled.batches(size)]
+    return sum(result is not None for result in results)

@@ -1,8 +1,8 @@
-"""The accuracy matrix R → numbers. Functions of arrays: no meters, no state.
+"""Metrics: functions of the accuracy matrix R.
 
-`R[t, j]` is accuracy in per cent on task j after session t, over the classes met by then; a cell
-that was not measured is NaN, so that it can never pass for zero. "Forgetting" has many meanings in
-published code: each is here under its own name, and every printed number carries one.
+`R[t, j]` is the accuracy in per cent on task j after session t, over the classes seen by then. A
+cell that was not measured is NaN, so that it cannot be taken for zero. "Forgetting" has several
+definitions in published code: each is here under its own name.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,82 +14,109 @@ Matrix = NDArray[np.float64]
 
 
 def accuracy(R: Matrix) -> float:
+    """Mean accuracy over all tasks at the end.
+
+    Example:
+        >>> accuracy(np.array([[90.0, np.nan], [80.0, 92.0]]))
+        86.0
+    """
     return float(np.mean(R[-1]))
 
 
 def first_task_accuracy(R: Matrix) -> float:
+    """Accuracy on the first task at the end."""
     return float(R[-1, 0])
 
 
 def current_task_accuracy(R: Matrix) -> float:
+    """Accuracy on the last task at the end."""
     return float(R[-1, -1])
 
 
 def average_incremental_accuracy(R: Matrix) -> float:
+    """Mean over sessions of the accuracy on the tasks seen by then."""
     return float(np.mean([np.nanmean(row) for row in R]))
 
 
 def learning_accuracy(R: Matrix) -> float:
-    return float(np.mean(np.diag(R))) if _square(R) else np.nan
+    """Mean accuracy on each task just after it was learned."""
+    return float(np.mean(np.diag(R))) if _is_square(R) else np.nan
 
 
 def forgetting(R: Matrix) -> float:
-    """The paper's F; cells before a task was learned do not count, whether measured or not."""
-    return _mean([np.max(R[j:-1, j]) - R[-1, j] for j in _earlier(R)])
+    """The paper's F: mean drop from the best accuracy since a task was learned.
+
+    Example:
+        >>> forgetting(np.array([[90.0, np.nan], [80.0, 92.0]]))
+        10.0
+    """
+    return _mean([np.max(R[j:-1, j]) - R[-1, j] for j in _earlier_tasks(R)])
 
 
 def forgetting_spu(R: Matrix) -> float:
-    if not _square(R):
+    """As in the released code of SPU."""
+    if not _is_square(R):
         return np.nan
     filled = np.nan_to_num(np.tril(R))
     return float(np.mean(filled[:-1].max(axis=0) - filled[-1])) if len(R) > 1 else np.nan
 
 
 def forgetting_pycil(R: Matrix) -> float:
-    return _mean([np.max(R[j:, j]) - R[-1, j] for j in _earlier(R)])
+    """As in PyCIL, PILOT and Mammoth: never negative."""
+    return _mean([np.max(R[j:, j]) - R[-1, j] for j in _earlier_tasks(R)])
 
 
 def forgetting_avalanche(R: Matrix) -> float:
-    return _mean([R[j, j] - R[-1, j] for j in _earlier(R)])
+    """As in Avalanche: drop since the task was learned."""
+    return _mean([R[j, j] - R[-1, j] for j in _earlier_tasks(R)])
 
 
 def forgetting_renate(R: Matrix) -> float:
-    return _mean([np.max(R[:-1, j]) - R[-1, j] for j in _earlier(R)])
+    """As in Renate: the best accuracy includes sessions before the task."""
+    return _mean([np.max(R[:-1, j]) - R[-1, j] for j in _earlier_tasks(R)])
 
 
 def forgetting_libcontinual(R: Matrix) -> float:
+    """As in LibContinual: backward transfer."""
     return backward_transfer(R)
 
 
 def backward_transfer(R: Matrix) -> float:
-    return _mean([R[-1, j] - R[j, j] for j in _earlier(R)])
+    """Mean gain since each task was learned."""
+    return _mean([R[-1, j] - R[j, j] for j in _earlier_tasks(R)])
 
 
 def forward_transfer(ahead: Matrix, zero_shot: Matrix) -> float:
-    """Mean over j > 1 of accuracy on task j just before learning it, less the untouched model's."""
+    """Mean gain over zero-shot accuracy on each task just before it is learned, without the first.
+
+    Args:
+        ahead: Accuracy on each task just before it is learned.
+        zero_shot: Accuracy of the pretrained model, over the same classes.
+    """
     return float(np.mean((ahead - zero_shot)[1:])) if len(ahead) > 1 else np.nan
 
 
 def sample_weighted_accuracy(R: Matrix, sizes: NDArray[np.int64]) -> float:
+    """Accuracy at the end over all test images; `sizes` are their numbers per task."""
     return float(np.average(R[-1], weights=sizes))
 
 
 def previous_tasks(R: Matrix) -> list[float]:
-    """Per session, mean accuracy on the tasks before it (on what it taught, in the first)."""
-    before = range(len(R)) if _square(R) else [R.shape[1]]  # joint training taught all at once
+    """Per session, mean accuracy on the tasks before it (on its own tasks, in the first)."""
+    before = range(len(R)) if _is_square(R) else [R.shape[1]]  # joint training has one session
     return [float(np.nanmean(R[t, : max(n, 1)])) for t, n in enumerate(before)]
 
 
 def forgetting_matrix(R: Matrix) -> Matrix:
     """F[t, i] = R[i, i] - R[t, i] for t > i, else NaN."""
-    if not _square(R):
+    if not _is_square(R):
         return np.full_like(R, np.nan)
     F: Matrix = np.diag(R)[None, :] - R
     F[np.triu_indices(len(R))] = np.nan
     return F
 
 
-OF_R: Mapping[str, Callable[[Matrix], float]] = {
+MATRIX_METRICS: Mapping[str, Callable[[Matrix], float]] = {
     f.__name__: f
     for f in (
         accuracy,
@@ -107,6 +134,7 @@ OF_R: Mapping[str, Callable[[Matrix], float]] = {
     )
 }
 
+# Stored in every result and compared between results, so the wording must not change.
 DEFINITIONS: Mapping[str, str] = {
     "accuracy": "1/T Σ_j R[T,j]",
     "forgetting": "1/(T-1) Σ_{j<T} max_{j≤i<T} (R[i,j] - R[T,j])  (the paper; continuum)",
@@ -128,13 +156,13 @@ DEFINITIONS: Mapping[str, str] = {
 }
 
 
-def _square(R: Matrix) -> bool:
+def _is_square(R: Matrix) -> bool:
     return bool(R.shape[0] == R.shape[1])
 
 
-def _earlier(R: Matrix) -> list[int]:
-    """Tasks learned before the last session; none when everything was learned at once."""
-    return list(range(len(R) - 1)) if _square(R) else []
+def _earlier_tasks(R: Matrix) -> list[int]:
+    """Tasks learned before the last session; none in joint training."""
+    return list(range(len(R) - 1)) if _is_square(R) else []
 
 
 def _mean(values: list[float]) -> float:

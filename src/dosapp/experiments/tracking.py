@@ -1,6 +1,7 @@
-"""Where the numbers of a run go while it goes on: always to JSON lines, and to whoever asks.
+"""Trackers: log the numbers of a run while it is computed.
 
-A tracker is two functions. Adding one is a function that opens it and a line in `TRACKERS`.
+Every run writes `log.jsonl`. Another tracker is a class with `log` and `close` and a line in
+`TRACKERS`.
 """
 
 import json
@@ -11,59 +12,73 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from dosapp.errors import InputError, unknown_name
+from dosapp.errors import unknown_name
 from dosapp.experiments.run import RunCallback
+from dosapp.runtime.extras import missing_extra
 from dosapp.settings import RunSettings
 
 
 class Tracker(Protocol):
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Some numbers by name, at a step that counts on when a run is resumed."""
+    """Logs numbers by name."""
 
-    def close(self) -> None: ...
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Log values at a step; the count of steps continues when a run is resumed."""
+
+    def close(self) -> None:
+        """Finish: no value follows."""
 
 
 class JsonLinesTracker:
-    """`log.jsonl` in the run's folder; a resumed run goes on writing to it."""
+    """`log.jsonl` in the run's folder; a resumed run appends to it."""
 
     def __init__(self, folder: Path, settings: RunSettings) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "log.jsonl"
-        known = path.read_text() if path.exists() else ""
-        self.last: int = max((one["step"] for one in _whole(known)), default=0)
+        lines = path.read_text() if path.exists() else ""
+        self.last_step: int = max((entry["step"] for entry in _parse_lines(lines)), default=0)
         self.file = path.open("a")
-        if known and not known.endswith("\n"):  # torn by a kill: what comes now is not part of it
+        if lines and not lines.endswith(
+            "\n"
+        ):  # the last line was cut off when a process was killed
             self.file.write("\n")
 
     def log(self, values: Mapping[str, float], step: int) -> None:
+        """Append a line."""
         self.file.write(json.dumps({"step": step, "time": time.time(), **values}) + "\n")
         self.file.flush()
 
     def close(self) -> None:
+        """Close the file."""
         self.file.close()
 
 
-def _whole(lines: str) -> Iterator[dict[str, Any]]:
+def _parse_lines(lines: str) -> Iterator[dict[str, Any]]:
     for line in lines.splitlines():
         with suppress(ValueError):
             yield json.loads(line)
 
 
 class TensorBoard:
+    """Scalars in `tensorboard/` of the run's folder."""
+
     def __init__(self, folder: Path, settings: RunSettings) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(folder / "tensorboard"))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
+        """Add a scalar for each value."""
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
 
     def close(self) -> None:
+        """Close the writer."""
         self.writer.close()
 
 
 class WeightsAndBiases:
+    """A run in the project `dosapp` of Weights & Biases."""
+
     def __init__(self, folder: Path, settings: RunSettings) -> None:
         import wandb
 
@@ -71,13 +86,17 @@ class WeightsAndBiases:
         self.run = wandb.init(project="dosapp", dir=str(folder), config=config)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
+        """Log the values of a step."""
         self.run.log(dict(values), step=step)
 
     def close(self) -> None:
+        """Finish the run."""
         self.run.finish()
 
 
 class MLflow:
+    """A run in the experiment `dosapp` of MLflow."""
+
     def __init__(self, folder: Path, settings: RunSettings) -> None:
         import mlflow
 
@@ -87,9 +106,11 @@ class MLflow:
         mlflow.log_params(settings.model_dump(mode="json"))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
+        """Log the values of a step."""
         self.api.log_metrics(dict(values), step=step)
 
     def close(self) -> None:
+        """End the run."""
         self.api.end_run()
 
 
@@ -98,13 +119,21 @@ TRACKERS: Mapping[str, Callable[[Path, RunSettings], Tracker]] = {
     "wandb": WeightsAndBiases,
     "mlflow": MLflow,
 }
-
-
-PACKAGES = frozenset(TRACKERS)  # each named like the package it needs, and like our extra
+PACKAGES = frozenset(TRACKERS)  # each has the name of its package and of our extra
 
 
 class TrackingCallback(RunCallback):
-    """Tells somebody who looks on what it sees, and the trackers too; they open when it begins."""
+    """Passes the numbers of a run to trackers and to another callback.
+
+    Args:
+        folder: The run's folder.
+        settings: The run.
+        names: Trackers beside `log.jsonl`; all are opened when the run begins.
+        other: A callback that is called, too.
+
+    Raises:
+        InputError: A tracker is unknown or its package is not installed.
+    """
 
     def __init__(
         self,
@@ -117,14 +146,15 @@ class TrackingCallback(RunCallback):
             if name not in TRACKERS:
                 raise unknown_name("tracker", name, TRACKERS)
             if name in PACKAGES and find_spec(name) is None:
-                raise InputError(f"tracking with {name} needs it: pip install 'dosapp[{name}]'")
+                raise missing_extra(f"tracking with {name}", name)
         self.folder, self.settings, self.names = folder, settings, names
         self.trackers: list[Tracker] = []
         self.other, self.step = other or RunCallback(), 0
 
     def on_begin(self, label: str, sessions: int) -> None:
+        """Open the trackers."""
         lines = JsonLinesTracker(self.folder, self.settings)
-        self.step = lines.last  # a resumed run counts on; it may repeat steps since its checkpoint
+        self.step = lines.last_step  # a resumed run may repeat steps since its checkpoint
         self.trackers = [lines, *(TRACKERS[n](self.folder, self.settings) for n in self.names)]
         self.other.on_begin(label, sessions)
 
@@ -132,20 +162,24 @@ class TrackingCallback(RunCallback):
         for tracker in self.trackers:
             tracker.log(values, self.step)
 
-    def on_training_step(self, session: int, step: int, of: int, loss: float) -> None:
+    def on_training_step(self, session: int, step: int, total: int, loss: float) -> None:
+        """Log the loss."""
         self.step += 1
         self._log(session=session + 1, loss=loss)
-        self.other.on_training_step(session, step, of, loss)
+        self.other.on_training_step(session, step, total, loss)
 
-    def on_stream_step(self, session: int, step: int, of: int) -> None:
+    def on_stream_step(self, session: int, step: int, total: int) -> None:
+        """Log the position in the stream."""
         self.step += 1
         self._log(session=session + 1, stream_step=step)
-        self.other.on_stream_step(session, step, of)
+        self.other.on_stream_step(session, step, total)
 
-    def on_evaluation(self, session: int, row: list[float]) -> None:
-        self._log(session=session + 1, accuracy=sum(row) / len(row))
-        self.other.on_evaluation(session, row)
+    def on_evaluation(self, session: int, accuracies: list[float]) -> None:
+        """Log the mean accuracy."""
+        self._log(session=session + 1, accuracy=sum(accuracies) / len(accuracies))
+        self.other.on_evaluation(session, accuracies)
 
     def close(self) -> None:
+        """Close all trackers."""
         for tracker in self.trackers:
             tracker.close()

@@ -1,9 +1,9 @@
-"""First-task tuning: choose a learning rate from the first task's lessons and nothing else.
+"""Choose a learning rate on the training images of the first task alone.
 
-80 % of task 1's training images teach, the other 20 % score. D^u, D^e and later tasks are never
-opened. Only the rate is chosen: nothing about forgetting can be identified on one task. Of the
-rates that cannot be told apart from the best one (their difference is within its standard error),
-the smallest wins: it moves the weights least.
+80 % of these images train, 20 % validate. D^u, D^e and later tasks are never read. Nothing else is
+tuned: one task says nothing about forgetting. Among the rates that do not differ from the best by
+more than the standard error of the difference, the smallest is chosen: it changes the weights
+least.
 """
 
 import math
@@ -31,54 +31,62 @@ RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 
 @dataclass(frozen=True)
 class Trial:
+    """A learning rate and its validation accuracy."""
+
     lr: float
     accuracy: float  # per cent, mean over seeds
     error: float  # standard error of that mean
 
     @classmethod
-    def of(cls, lr: float, right: int, count: int) -> "Trial":
-        p = (right + 1) / (count + 2)  # one success and one failure more: all right is not certain
-        return cls(lr, 100 * right / count, 100 * math.sqrt(p * (1 - p) / count))
+    def from_counts(cls, lr: float, correct: int, total: int) -> "Trial":
+        """Build a trial from the number of correct predictions."""
+        p = (correct + 1) / (total + 2)  # Laplace smoothing: 100 % correct has an error, too
+        return cls(lr, 100 * correct / total, 100 * math.sqrt(p * (1 - p) / total))
 
 
 @dataclass(frozen=True)
 class TuningResult:
+    """The chosen learning rate of a method, with all trials."""
+
     method: str
     lr: float
-    tried: list[Trial]
-    images: dict[str, int]
+    trials: list[Trial]
+    images: dict[str, int]  # by use: teach (training) and score (validation)
 
-    def seen(self) -> dict[str, Any]:
+    def evidence(self) -> dict[str, Any]:
+        """The part of the rates file that supports the choice."""
         return {
             "images": self.images,
-            "accuracy": {f"{t.lr:g}": f"{t.accuracy:.1f} ± {t.error:.1f}" for t in self.tried},
+            "accuracy": {f"{t.lr:g}": f"{t.accuracy:.1f} ± {t.error:.1f}" for t in self.trials},
         }
 
 
 @dataclass
 class TunedRates:
-    """A file of chosen rates: each with what was seen when it was chosen, and the command."""
+    """A file of learning rates, with the evidence for each and the commands that wrote it."""
 
     rates: dict[str, float] = field(default_factory=dict)
-    seen: dict[str, Any] = field(default_factory=dict)
+    seen: dict[str, Any] = field(default_factory=dict)  # evidence, under its key in the file
     commands: list[str] = field(default_factory=list)
 
     @classmethod
     def read(cls, file: Path) -> "TunedRates":
-        """What was tuned before stays."""
+        """Read a file, to add to it; a missing file is empty."""
         if not file.exists():
             return cls()
-        found, lines = read_yaml(file), file.read_text().splitlines()
-        strange = next((key for key in found if key not in ("rates", "seen")), None)
-        if strange is not None:
-            raise InputError(f"'{file}' has '{strange}', so it is no file of rates; choose another")
-        return cls(**found, commands=[line for line in lines if line.startswith("#")])
+        values, lines = read_yaml(file), file.read_text().splitlines()
+        unknown = next((key for key in values if key not in ("rates", "seen")), None)
+        if unknown is not None:
+            raise InputError(f"'{file}' has '{unknown}', so it is no file of rates; choose another")
+        return cls(**values, commands=[line for line in lines if line.startswith("#")])
 
     def add(self, tuned: TuningResult) -> None:
+        """Add or replace the rate of a method."""
         self.rates[tuned.method] = tuned.lr
-        self.seen[tuned.method] = tuned.seen()
+        self.seen[tuned.method] = tuned.evidence()
 
     def write(self, file: Path, command: str) -> None:
+        """Write the file; the command becomes a comment at its top."""
         values = {"rates": self.rates, "seen": self.seen}
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
         head = [*self.commands, f"# {command}"]
@@ -90,40 +98,65 @@ def tune(
     *,
     rates: Iterable[float] = RATES,
     seeds: int = 3,
-    watch: Callable[[str, float, int], None] = lambda method, lr, seed: None,
+    on_trial: Callable[[str, float, int], None] = lambda method, lr, seed: None,
 ) -> TuningResult:
-    tried, images = [], {"teach": 0, "score": 0}
+    """Train on the first task with each learning rate and choose one.
+
+    Args:
+        settings: The run; its learning rate and seed are ignored.
+        rates: Learning rates to try.
+        seeds: Number of seeds per rate.
+        on_trial: Called with method, rate and seed before each training.
+
+    Returns:
+        The chosen rate and all trials.
+    """
+    trials, images = [], {"teach": 0, "score": 0}
     for lr in rates:
-        right: list[bool] = []
+        correct: list[bool] = []
         for seed in range(seeds):
-            watch(settings.method, lr, seed)
-            teach, held = split_first_session(settings.model_copy(update={"seed": seed}))
-            images = {"teach": len(teach.train), "score": len(held)}
+            on_trial(settings.method, lr, seed)
+            session, validation = split_first_session(settings.model_copy(update={"seed": seed}))
+            images = {"teach": len(session.train), "score": len(validation)}
             learner = Learner(settings.learner().model_copy(update={"lr": lr, "seed": seed}))
             try:
-                learner.learn(teach)
-            except DivergedError:  # the worst a rate can do
-                right += [False] * len(held)
+                learner.learn(session)
+            except DivergedError:  # counts as no correct prediction
+                correct += [False] * len(validation)
                 continue
-            asked = held.batches(EVAL_BATCH_SIZE)
-            answers = [p.label for pixels in asked for p in learner.predict(pixels, top=1)]
-            truth = [teach.classes[label] for label in held.labels]
-            right += [a == b for a, b in zip(answers, truth, strict=True)]
-        tried.append(Trial.of(lr, sum(right), len(right)))
-    return TuningResult(settings.method, choose_rate(tried), tried, images)
+            batches = validation.batches(EVAL_BATCH_SIZE)
+            predicted = [p.label for pixels in batches for p in learner.predict(pixels, top=1)]
+            labels = [session.classes[label] for label in validation.labels]
+            correct += [a == b for a, b in zip(predicted, labels, strict=True)]
+        trials.append(Trial.from_counts(lr, sum(correct), len(correct)))
+    return TuningResult(settings.method, choose_rate(trials), trials, images)
 
 
-def choose_rate(tried: list[Trial]) -> float:
-    best = max(tried, key=lambda t: t.accuracy)
-    return min(t.lr for t in tried if best.accuracy - t.accuracy <= math.hypot(best.error, t.error))
+def choose_rate(trials: list[Trial]) -> float:
+    """The smallest rate that does not differ significantly from the best one.
+
+    Example:
+        >>> choose_rate([Trial(1e-4, 98.7, 0.7), Trial(1e-3, 99.2, 0.6)])
+        0.0001
+    """
+    best = max(trials, key=lambda t: t.accuracy)
+    close = [t for t in trials if best.accuracy - t.accuracy <= math.hypot(best.error, t.error)]
+    return min(t.lr for t in close)
 
 
 def split_first_session(settings: RunSettings) -> tuple[Session, LabelledImages]:
-    """Task 1's training images, four fifths of each class to teach and one to score."""
-    stream = build_scenario(settings, load_backbone(settings.backbone).preprocess)
-    first = stream.session(0)
-    teach: list[int] = []
-    score: list[int] = []
+    """Split the training images of the first task.
+
+    Returns:
+        A session with four fifths of each class, and the other fifth for validation.
+
+    Raises:
+        InputError: A class has too few images.
+    """
+    scenario = build_scenario(settings, load_backbone(settings.backbone).preprocess)
+    first = scenario.session(0)
+    train: list[int] = []
+    validation: list[int] = []
     for label in range(len(first.classes)):
         rows = np.flatnonzero(first.train.labels == label)
         rows = numpy_rng("tune", settings.seed, label).permutation(rows)
@@ -133,7 +166,7 @@ def split_first_session(settings: RunSettings) -> tuple[Session, LabelledImages]
                 f"class '{first.classes[label]}' has {len(rows)} training images; "
                 "tuning needs at least 3 to hold one out"
             )
-        teach += rows[:cut].tolist()
-        score += rows[cut:].tolist()
-    taught, held = (first.train.subset(np.array(sorted(rows))) for rows in (teach, score))
-    return Session(first.classes, first.prompts, taught, taught.empty()), held
+        train += rows[:cut].tolist()
+        validation += rows[cut:].tolist()
+    images, held_out = (first.train.subset(np.array(sorted(rows))) for rows in (train, validation))
+    return Session(first.classes, first.prompts, images, images.empty()), held_out
