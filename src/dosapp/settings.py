@@ -64,7 +64,7 @@ class Settings(BaseModel):
         for key, value in values.items():
             name = cls.aliases.get(key, key)
             if name in renamed:
-                raise ValueError(f"{name} is given twice, also under its old name; give it once")
+                raise InputError(f"{name} is given twice, also under its old name; give it once")
             renamed[name] = value
         return renamed
 

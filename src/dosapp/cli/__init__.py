@@ -1,5 +1,6 @@
-"""The commands. Parsing and printing only; everything heavy is imported when it is needed."""
+"""The command line: parsing and printing. Commands import torch only when they run."""
 
+import errno
 import os
 import sys
 import warnings
@@ -15,9 +16,12 @@ from dosapp.cli import experiments, catalogue, learners, serving, maintenance  #
 
 
 def main() -> None:
-    """The one place where a user's mistake becomes a sentence and exit code 2."""
-    retain_freed_memory()  # before there are threads
-    if os.environ.get("RANK", "0") != "0":  # of several processes under torchrun the first speaks
+    """Run a command; errors become one sentence on stderr.
+
+    Exit codes: 2 for wrong input, 1 for every other error, 130 after Ctrl-C.
+    """
+    retain_freed_memory()  # before any thread starts
+    if os.environ.get("RANK", "0") != "0":  # under torchrun only the first process prints
         sys.stdout, err.quiet = open(os.devnull, "w"), True  # noqa: SIM115
     warnings.showwarning = lambda message, *_: err.print(f"note: {message}")
     try:
@@ -26,9 +30,11 @@ def main() -> None:
         err.print(f"dosapp: {error}")
         sys.exit(2 if isinstance(error, InputError) else 1)
     except OSError as error:
-        where = error.filename or "the disk"
-        err.print(f"dosapp: cannot use '{where}' ({error.strerror})")
-        sys.exit(2)
+        if error.filename is None:
+            err.print(f"dosapp: {type(error).__name__}: {error}")
+            sys.exit(1)
+        err.print(f"dosapp: cannot use '{error.filename}' ({error.strerror})")
+        sys.exit(1 if error.errno in (errno.ENOSPC, errno.EIO) else 2)
     except KeyboardInterrupt:
-        err.print("stopped; run the same again to go on (a run with --out: and --resume)")
+        err.print("stopped; the same command continues it (a run with --out needs --resume)")
         sys.exit(130)

@@ -1,4 +1,4 @@
-"""What there is: methods, datasets, backbones."""
+"""Commands that list methods, datasets and backbones."""
 
 import json
 from typing import Annotated, Any
@@ -11,57 +11,58 @@ from dosapp.errors import unknown_name
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="one method, with all its settings")] = None,
-    abilities: Annotated[bool, typer.Option(help="the paper's table of who can do what")] = False,
+    name: Annotated[
+        str | None, typer.Argument(help="one method, with its hyper-parameters")
+    ] = None,
+    abilities: Annotated[
+        bool, typer.Option(help="the paper's table of what methods can do")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the methods: what can learn, what can adapt."""
+    """List the methods of the labelled and the unlabelled phase."""
     from dosapp.methods.registry import METHODS
 
     if abilities:
-        from dosapp.report.tables import abilities as table
+        from dosapp.report.tables import abilities_table
 
-        print(table(), end="")
+        print(abilities_table(), end="")
         return
 
     if name is not None and name not in METHODS:
         raise unknown_name("method", name, METHODS, "dosapp methods")
-    chosen = {n: kind for n, kind in METHODS.items() if name in (None, n)}
     facts: dict[str, dict[str, Any]] = {
-        n: {
-            "idea": kind.summary,
-            "reference": kind.reference,
-            "phase": kind.phase,
-            "stores_data": kind.stores_data,
-            "abilities": None if kind.abilities is None else sorted(kind.abilities),
-            "settings": kind().hyperparameters(),
+        key: {
+            "idea": method.summary,
+            "reference": method.reference,
+            "phase": method.phase,
+            "stores_data": method.stores_data,
+            "abilities": None if method.abilities is None else sorted(method.abilities),
+            "settings": method().hyperparameters(),
         }
-        for n, kind in chosen.items()
+        for key, method in METHODS.items()
+        if name in (None, key)
     }
     if as_json:
         print(json.dumps(facts, indent=1))
         return
-    words = {
+    phases = {
         "labelled": "with labels",
         "unlabelled": "without labels",
         "both": "with and without labels",
-        "none": "never learns",
+        "none": "never trains",
     }
-    for n, fact in facts.items():
-        stores = "stores pictures of the stream" if fact["stores_data"] else "stores no data"
-        out.print(f"[bold]{n}[/bold]  {fact['idea']}", markup=True)
-        out.print(f"  {fact['reference']}; {words[fact['phase']]}; {stores}")
-        given = fact["settings"]
-        if name is None:
-            short = " ".join(f"{k.rpartition('.')[2]}={v}" for k, v in given.items())
-            if short:
-                out.print(f"  {short}", style="dim")
-            continue
-        for key, value in given.items():
-            line = f"  --set {key.rpartition('.')[2]}={value}    ({key})"
-            out.print(line)
+    for key, fact in facts.items():
+        stores = "stores images of the stream" if fact["stores_data"] else "stores no data"
+        out.print(f"[bold]{key}[/bold]  {fact['idea']}", markup=True)
+        out.print(f"  {fact['reference']}; {phases[fact['phase']]}; {stores}")
+        options = [(path.rpartition(".")[2], path, v) for path, v in fact["settings"].items()]
+        if name is not None:
+            for option, path, value in options:
+                out.print(f"  --set {option}={value}    ({path})")
+        elif options:
+            out.print("  " + " ".join(f"{o}={value}" for o, _, value in options), style="dim")
     if name is None:
-        out.print("\nany learner adapts with any adapter: --method spu --adapt self-training")
+        out.print("\nmethods of the two phases combine: --method spu --adapt self-training")
 
 
 @app.command()
@@ -82,7 +83,9 @@ def datasets(as_json: Json = False) -> None:
         "[bold]PATH[/bold]    a folder of class folders, or a CSV of path,label[,split]",
         markup=True,
     )
-    out.print("[bold]a+b[/bold]     one after the other, for example shapes+signs", markup=True)
+    out.print(
+        "[bold]a+b[/bold]     several datasets in sequence, for example shapes+signs", markup=True
+    )
 
 
 @app.command()
@@ -90,8 +93,8 @@ def backbones(as_json: Json = False) -> None:
     """List the backbones."""
     from dosapp.backbones.registry import HUB_IDS
 
-    facts = {"tiny": "embedded: 32 px, 1.2 M weights, pretrained on generated pictures"}
-    facts |= {name: f"{hub} from the hub, or its cache" for name, hub in HUB_IDS.items()}
+    facts = {"tiny": "embedded: 32 px, 1.2 M weights, pretrained on generated images"}
+    facts |= {name: f"{hub_id} from the hub, or its cache" for name, hub_id in HUB_IDS.items()}
     if as_json:
         print(json.dumps(facts, indent=1))
         return

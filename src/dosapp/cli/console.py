@@ -1,7 +1,7 @@
-"""What all commands share: the application, where they print, and flags that mean the same."""
+"""Shared by all commands: the application, the two consoles, common flags, the result table."""
 
 import json
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dosapp.experiments.result import Result
 
 app = typer.Typer(
-    help="Dual-phase continual learning for CLIP: learn with labels, keep with the stream.",
+    help="Dual-phase continual learning for CLIP: train on labels, retain on a stream.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -22,41 +22,50 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        print(f"dosapp {version('dosapp')}")
+def _print_version(is_given: bool) -> None:
+    if is_given:
+        print(f"dosapp {metadata.version('dosapp')}")
         raise typer.Exit
 
 
 @app.callback()
 def dosapp(
-    asked: Annotated[
+    version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_version, is_eager=True, help="Show the version and exit."
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
 ) -> None: ...
 
 
-# People name classes and folders as they like: what is printed is never markup unless it says so,
-# and no line is broken: that is for the terminal, and others read line by line.
+# Names of classes and folders are arbitrary, so text is markup only where a call says so. Lines are
+# not wrapped, so that scripts can read them one by one.
 out = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
 err = Console(markup=False, emoji=False, highlight=False, soft_wrap=True, stderr=True)
 
-Json = Annotated[bool, typer.Option("--json", help="print JSON, for machines")]
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="a setting of the method, name=value; repeatable")
+    list[str] | None,
+    typer.Option("--set", help="a hyper-parameter of the method, name=value; repeatable"),
 ]
-Config = Annotated[Path | None, typer.Argument(help="a YAML file of settings; flags win over it")]
+Config = Annotated[Path | None, typer.Argument(help="a YAML file of settings; flags override it")]
 LearnerFolder = Annotated[Path, typer.Argument(help="a learner's folder")]
 
 
-def show(
+def print_results(
     results: "list[Result]", as_json: bool, costs: bool = False, against: str | None = None
 ) -> None:
+    """Print results as a table, or as JSON.
+
+    Args:
+        results: The results.
+        as_json: Print JSON.
+        costs: Add seconds and peak memory to the table.
+        against: A row from which the others are subtracted, seed by seed.
+    """
     from dosapp.experiments.metrics import DEFINITIONS
-    from dosapp.report.tables import COLUMNS, WITH_COSTS, paired, rows
+    from dosapp.report.tables import COLUMNS, WITH_COSTS, build_rows, paired_differences
 
     if as_json:
         print(json.dumps([r.model_dump(mode="json") for r in results]))
@@ -66,10 +75,10 @@ def show(
     columns = WITH_COSTS if costs else COLUMNS
     for name in columns.values():
         table.add_column(name, justify="right")
-    found = rows(results)
-    for row in found:
+    rows = build_rows(results)
+    for row in rows:
         table.add_row(row.name, *(row.text(metric) for metric in columns))
     out.print(table, soft_wrap=False)
     out.print(f"F = {DEFINITIONS['forgetting']}", style="dim")
     if against is not None:
-        out.print(f"\n{paired(found, against)}")
+        out.print(f"\n{paired_differences(rows, against)}")

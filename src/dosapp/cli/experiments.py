@@ -1,4 +1,4 @@
-"""Commands of the researcher: runs, grids, the paper's tables, what they would cost, reports."""
+"""Commands for experiments: runs, grids, tables of the paper, cost estimates, reports."""
 
 import json
 import sys
@@ -9,41 +9,47 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.status import Status
 
-from dosapp.cli.console import Config, Json, SetOption, app, err, out, show
+from dosapp.cli.console import Config, Json, SetOption, app, err, out, print_results
 from dosapp.cli.flags import with_settings
-from dosapp.errors import InputError
+from dosapp.errors import DosappError, InputError
 from dosapp.settings import RunSettings, parse_options, read_yaml
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dosapp.experiments.costs import Estimate
+    from dosapp.experiments.grid import Outcome
     from dosapp.experiments.run import RunCallback
+    from dosapp.paper.reproduce import Scale
 
 Engine = Annotated[
     Literal["processes", "ray"],
-    typer.Option(help="who computes: processes here, or a Ray cluster (RAY_ADDRESS)"),
+    typer.Option(help="processes on this machine, or a Ray cluster (RAY_ADDRESS)"),
 ]
 
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Option("--out", help="where runs and report go")] = Path("demo"),
+    folder: Annotated[Path, typer.Option("--out", help="folder of runs and report")] = Path("demo"),
     seed: int = 0,
     as_json: Json = False,
 ) -> None:
-    """Six methods on five small tasks, side by side, with pictures. About three minutes."""
+    """Compare six methods on five small tasks, with figures. About three minutes."""
     from contextlib import ExitStack
 
     from dosapp.cli.progress import run_progress
-    from dosapp.experiments.demo import demo as play
+    from dosapp.experiments.demo import run_demo
+    from dosapp.report import write_report
 
     with ExitStack() as stack:
 
-        def watch(settings: RunSettings) -> "RunCallback":
+        def show_progress(settings: RunSettings) -> "RunCallback":
             stack.close()
             return stack.enter_context(run_progress(settings.method, err))
 
-        _, results = play(folder, seed, watch)
-    show(results, as_json)
+        results = run_demo(folder, seed, show_progress)
+    write_report(results, folder, "DoSAPP: six methods after five tasks")
+    print_results(results, as_json)
     if not as_json:
         out.print(f"\nwrote {folder}/report.html and its figures as PNG and SVG")
 
@@ -54,17 +60,17 @@ def run(
     flags: dict[str, Any],
     config: Config = None,
     folder: Annotated[
-        Path | None, typer.Option("--out", help="run folder; none: runs/HASH, computed once")
+        Path | None, typer.Option("--out", help="run folder [runs/KEY, computed once]")
     ] = None,
-    resume: Annotated[bool, typer.Option(help="go on with the run in --out, or start it")] = False,
+    resume: Annotated[bool, typer.Option(help="continue the run in --out, or start it")] = False,
     track: Annotated[
         list[str] | None,
-        typer.Option(help="tensorboard, wandb or mlflow; log.jsonl is always there"),
+        typer.Option(help="tensorboard, wandb or mlflow; log.jsonl is always written"),
     ] = None,
     options: SetOption = None,
     as_json: Json = False,
 ) -> None:
-    """One experiment: a learner, a stream, a matrix of accuracies.
+    """Train and evaluate one method on one scenario.
 
     In several processes: torchrun --nproc-per-node 2 -m dosapp run …
     """
@@ -78,23 +84,26 @@ def run(
     settings = load_settings(config, {**flags, "options": parse_options(options or [])})
     with distributed.process_group(settings.device):
         planned = plan(settings)
-        place = folder or Store(Path("runs")).place(planned)
+        run_folder = folder or Store(Path("runs")).run_folder(planned)
         with (
-            distributed.rank_folder(place) as here,
-            run_progress(planned.settings.method, err) as shown,
-            closing(TrackingCallback(here, planned.settings, _tracks(track), shown)) as watch,
+            distributed.rank_folder(run_folder) as own_folder,
+            run_progress(planned.settings.method, err) as progress,
+            closing(
+                TrackingCallback(own_folder, planned.settings, _trackers(track), progress)
+            ) as callback,
         ):
-            result = compute(planned, here, resume=resume or folder is None, watch=watch)
-    show([result], as_json)
+            resume = resume or folder is None
+            result = compute(planned, own_folder, resume=resume, callback=callback)
+    print_results([result], as_json)
     if not as_json:
-        out.print(f"wrote {place}/result.json")
+        out.print(f"wrote {run_folder}/result.json")
 
 
-def _tracks(asked: list[str] | None) -> list[str]:
-    """Of several processes the first keeps the ledgers."""
+def _trackers(names: list[str] | None) -> list[str]:
+    """Under torchrun only the first process tracks."""
     from dosapp.runtime import distributed
 
-    return (asked or []) if distributed.rank() == 0 else []
+    return (names or []) if distributed.rank() == 0 else []
 
 
 @app.command()
@@ -103,33 +112,40 @@ def grid(
     folder: Annotated[Path, typer.Option("--out", help="the result store")] = Path("runs"),
     seeds: Annotated[str | None, typer.Option(help="0-4 or 0,2,5")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
-    keep: Annotated[bool, typer.Option(help="keep each run's learner, not only results")] = False,
+    keep: Annotated[bool, typer.Option(help="keep learners, not only results")] = False,
     engine: Engine = "processes",
     dry_run: Annotated[bool, typer.Option(help="print what would run")] = False,
     as_json: Json = False,
 ) -> None:
-    """Every run a file describes, each computed once, resumable."""
+    """Compute the runs of a grid file, each once; it can be resumed."""
     from dosapp.cli.progress import grid_progress
     from dosapp.experiments.grid import read_grid, run_grid
-    from dosapp.experiments.plan import plan, run_label
+    from dosapp.experiments.plan import run_label
     from dosapp.experiments.store import Store
 
     planned = read_grid(file, seeds)
     if dry_run:
-        for one in planned:
-            there = folder.exists() and (Store(folder).place(plan(one)) / "result.json").exists()
-            print(f"{run_label(one)}, {one.data}, seed {one.seed}{', done' if there else ''}")
+        for s in planned:
+            done = ", done" if Store(folder).has_result(s) else ""
+            print(f"{run_label(s)}, {s.data}, seed {s.seed}{done}")
         return
-    with grid_progress(planned, err) as watch:
-        outcomes = run_grid(planned, folder, jobs=jobs, keep=keep, engine=engine, watch=watch)
-    places = {one.model_dump_json(): n for n, one in enumerate(planned)}
-    ordered = sorted(outcomes, key=lambda o: places[o.settings.model_dump_json()])
-    finished = [o.result for o in ordered if o.result]
+    with grid_progress(planned, err) as show_outcome:
+        outcomes = run_grid(
+            planned, folder, jobs=jobs, keep=keep, engine=engine, on_outcome=show_outcome
+        )
+    position = {settings.model_dump_json(): n for n, settings in enumerate(planned)}
+    outcomes.sort(key=lambda outcome: position[outcome.settings.model_dump_json()])
+    finished = [outcome.result for outcome in outcomes if outcome.result]
     if finished or as_json:
-        show(finished, as_json)
-    failed = [o for o in outcomes if o.result is None]
+        print_results(finished, as_json)
+    _check_failures(outcomes)
+
+
+def _check_failures(outcomes: "Sequence[Outcome]") -> None:
+    failed = [outcome for outcome in outcomes if outcome.result is None]
     if failed:
-        raise InputError(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
+        count = f"{len(failed)} of {len(outcomes)}"
+        raise DosappError(f"{count} runs failed; first: {failed[0].error}")
 
 
 @app.command()
@@ -137,35 +153,34 @@ def reproduce(
     name: Annotated[str | None, typer.Argument(help="a table of the paper, or all")] = None,
     scale: Annotated[str, typer.Option(help="tiny, real-small or paper")] = "tiny",
     folder: Annotated[Path, typer.Option("--out", help="the result store")] = Path("runs"),
-    seeds: Annotated[str | None, typer.Option(help="0-4 or 0,2,5; none: the scale's")] = None,
+    seeds: Annotated[str | None, typer.Option(help="0-4 or 0,2,5 [the scale's]")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="a local copy of the datasets")] = None,
     backbone: Annotated[str | None, typer.Option(help="instead of the scale's")] = None,
-    references: Annotated[str | None, typer.Option(help="pictures with captions for ZSCL")] = None,
+    references: Annotated[str | None, typer.Option(help="images with captions for ZSCL")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps or auto")] = None,
     skip_bad_images: Annotated[
-        bool, typer.Option(help="leave out pictures that cannot be read, and count them")
+        bool, typer.Option(help="skip unreadable images, and count them")
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
     engine: Engine = "processes",
-    listed: Annotated[bool, typer.Option("--list", help="the tables there are")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="list the tables")] = False,
     dry_run: Annotated[bool, typer.Option(help="print what would run")] = False,
-    ledger: Annotated[bool, typer.Option(help="run nothing, only read what is there")] = False,
+    ledger: Annotated[bool, typer.Option(help="run nothing, only read stored results")] = False,
     as_json: Json = False,
 ) -> None:
     """Compute a table of the paper, and write its ledger."""
     from dataclasses import replace
 
     from dosapp.cli.progress import grid_progress
-    from dosapp.experiments.costs import estimate
     from dosapp.experiments.grid import Outcome, run_grid
-    from dosapp.paper.ledger import markdown, open_ledgers, write
-    from dosapp.paper.reproduce import Scale, command, runs, table, tables, timed_runs
+    from dosapp.paper.ledger import format_ledgers, read_ledgers, write_ledgers
+    from dosapp.paper.reproduce import Scale, get_table, list_runs, load_tables
 
     if listed or name is None:
-        for known in tables().values():
-            out.print(f"[bold]{known.name}[/bold]  {known.title}", markup=True)
+        for table in load_tables().values():
+            out.print(f"[bold]{table.name}[/bold]  {table.title}", markup=True)
         return
-    size = Scale.named(scale)
+    size = Scale.from_name(scale)
     given: dict[str, Any] = {"data_dir": data_dir, "backbone": backbone, "device": device}
     given["skip_bad_images"] = skip_bad_images or None
     size = replace(
@@ -174,43 +189,50 @@ def reproduce(
         references=references or size.references,
         settings={**size.settings, **{k: v for k, v in given.items() if v is not None}},
     )
-    names = list(tables()) if name == "all" else [table(name).name]
-    planned = runs(names, size)
+    names = list(load_tables()) if name == "all" else [get_table(name).name]
     if dry_run:
-        planned += list(timed_runs(size).values()) if "time" in names else []
-        for one in planned:
-            print(command(one))
-        left_out = (size.missing_input(row) for known in names for row in table(known).rows)
-        for reason in dict.fromkeys(filter(None, left_out)):
-            err.print(f"note: {reason}")
-        err.print(f"{len(planned)} run(s)")
+        _print_dry_run(names, size, folder)
+        return
+    planned = list_runs(names, size)
+    outcomes: list[Outcome] = []
+    if not ledger:
+        with grid_progress(planned, err) as show_outcome:
+            outcomes = run_grid(planned, folder, jobs=jobs, engine=engine, on_outcome=show_outcome)
+    ledgers = read_ledgers(names, size, folder, not ledger)
+    for table_ledger in ledgers:
+        table_ledger.draw_figure(folder / f"{table_ledger.table.name}-{scale}")
+        for note in dict.fromkeys([*table_ledger.notes, *table_ledger.unavailable]):
+            err.print(f"note: {note}")
+    if as_json:
+        print(json.dumps([table_ledger.to_dict() for table_ledger in ledgers]))
+    else:
+        print(format_ledgers(ledgers))
+    _check_failures(outcomes)
+    path = folder / f"ledger-{scale}{'' if name == 'all' else '-' + name}"
+    write_ledgers(ledgers, path)
+    if not as_json:
+        out.print(f"wrote {path}.md and .json")
+
+
+def _print_dry_run(names: list[str], scale: "Scale", folder: Path) -> None:
+    """Print the command of each run, which ones are done, and what the others would cost."""
+    from dosapp.experiments.costs import estimate
+    from dosapp.paper.reproduce import check_stored, format_command, get_table
+
+    checked = check_stored(names, scale, folder)
+    for settings, is_stored in checked:
+        print(format_command(settings) + ("  # done" if is_stored else ""))
+    rows = (row for name in names for row in get_table(name).rows)
+    for reason in dict.fromkeys(filter(None, map(scale.missing_input, rows))):
+        err.print(f"note: {reason}")
+    missing = [settings for settings, is_stored in checked if not is_stored]
+    err.print(f"{len(checked)} run(s), {len(checked) - len(missing)} done")
+    if missing:
         try:
             with err.status("measuring a few steps of each kind of run"):
-                err.print(_costs(estimate(planned)))
-        except (
-            InputError
-        ) as error:  # data or backbone are elsewhere: the list is right all the same
-            err.print(f"note: what they cost cannot be estimated here: {error}")
-        return
-    failed: list[Outcome] = []
-    if not ledger:
-        with grid_progress(planned, err) as watch:
-            outcomes = run_grid(planned, folder, jobs=jobs, engine=engine, watch=watch)
-        failed = [o for o in outcomes if o.result is None]
-    found = open_ledgers(names, size, folder, not ledger)
-    for ledger_table in found:
-        ledger_table.draw(folder / f"{ledger_table.table.name}-{scale}")
-        for reason in dict.fromkeys([*ledger_table.reasons, *ledger_table.unread]):
-            err.print(f"note: {reason}")
-    print(
-        json.dumps([ledger_table.facts() for ledger_table in found]) if as_json else markdown(found)
-    )
-    if failed:
-        raise InputError(f"{len(failed)} of {len(planned)} runs failed; first: {failed[0].error}")
-    place = folder / f"ledger-{scale}{'' if name == 'all' else '-' + name}"
-    write(found, place)
-    if not as_json:
-        out.print(f"wrote {place}.md and .json")
+                err.print(_costs(estimate(missing)))
+        except InputError as error:  # data or backbone is missing; the list is still correct
+            err.print(f"note: the costs cannot be estimated here: {error}")
 
 
 def _costs(cost: "Estimate") -> str:
@@ -224,34 +246,32 @@ def _costs(cost: "Estimate") -> str:
 def estimate(
     flags: dict[str, Any],
     config: Config = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="a GPU that is not here, by name, instead of this machine")
-    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="name of a GPU, instead of this machine")] = None,
     options: SetOption = None,
     as_json: Json = False,
 ) -> None:
-    """Time and memory that a run, or a grid, would take."""
-    from dosapp.experiments.costs import USED, gpus
+    """Estimate the time and memory of a run or a grid."""
+    from dosapp.experiments.costs import UTILIZATION, load_gpus
     from dosapp.experiments.costs import estimate as predict
     from dosapp.experiments.grid import read_grid
     from dosapp.experiments.plan import load_settings
 
-    many = config is not None and bool({"runs", "seeds"} & set(read_yaml(config)))
-    if many and (flags or options):
+    is_grid = config is not None and bool({"runs", "seeds"} & set(read_yaml(config)))
+    if is_grid and (flags or options):
         raise InputError(f"'{config}' describes many runs; flags cannot change them here")
-    chosen = {**flags, "options": parse_options(options or [])}
-    planned = read_grid(config) if many and config else [load_settings(config, chosen)]
+    values = {**flags, "options": parse_options(options or [])}
+    planned = read_grid(config) if is_grid and config else [load_settings(config, values)]
     with err.status("measuring a few steps of each kind of run"):
         cost = predict(planned, gpu)
-    assumed = None if gpu is None else {"gpu": gpu, **gpus()[gpu], "used": USED}
+    assumed = None if gpu is None else {"gpu": gpu, **load_gpus()[gpu], "used": UTILIZATION}
     if as_json:
         print(json.dumps({**vars(cost), "assumed": assumed}))
         return
     out.print(_costs(cost))
     if gpu is None:
-        out.print("from a few steps on this machine as it is now", style="dim")
+        out.print("measured on this machine with a few steps of each kind", style="dim")
         return
-    peak, share = gpus()[gpu], USED
+    peak, share = load_gpus()[gpu], UTILIZATION
     out.print(
         f"on {gpu}: {share['compute']:.0%} of {peak['float32']:g} TFLOP/s (half precision "
         f"{peak['half']:g}) or {share['bandwidth']:.0%} of {peak['bandwidth']:g} GB/s, whichever "
@@ -276,51 +296,51 @@ def tune(
     options: SetOption = None,
     as_json: Json = False,
 ) -> None:
-    """Choose learning rates on the first task's lessons alone."""
+    """Choose learning rates on the training images of the first task."""
     from dosapp.experiments.plan import load_settings
     from dosapp.experiments.tune import RATES, TunedRates
     from dosapp.experiments.tune import tune as choose
 
     try:
-        wanted = [float(r) for r in rates.split(",")] if rates else RATES
+        candidates = [float(r) for r in rates.split(",")] if rates else RATES
     except ValueError as error:
         raise InputError(f"rates are '{rates}'; write them as 1e-4,3e-4") from error
-    found = TunedRates.read(file)
+    tuned_rates = TunedRates.read(file)
     for method in methods.split(","):
         settings = load_settings(
             None, {**flags, "method": method, "options": parse_options(options or [])}
         )
         with err.status(f"tuning {method}") as status:
 
-            def watch(method: str, lr: float, seed: int, status: Status = status) -> None:
+            def show_trial(method: str, lr: float, seed: int, status: Status = status) -> None:
                 status.update(f"tuning {method}: {lr:g}, seed {seed}")
 
-            tuned = choose(settings, rates=wanted, seeds=tries, watch=watch)
-        found.add(tuned)
+            tuned = choose(settings, rates=candidates, seeds=tries, on_trial=show_trial)
+        tuned_rates.add(tuned)
         if not as_json:
-            out.print(f"{method}: {tuned.lr:g}   {tuned.seen()['accuracy']}")
-    found.write(file, " ".join(["dosapp", *sys.argv[1:]]))
+            out.print(f"{method}: {tuned.lr:g}   {tuned.evidence()['accuracy']}")
+    tuned_rates.write(file, " ".join(["dosapp", *sys.argv[1:]]))
     if as_json:
-        print(json.dumps({"rates": found.rates, "seen": found.seen}))
+        print(json.dumps({"rates": tuned_rates.rates, "seen": tuned_rates.seen}))
     else:
         out.print(f"wrote {file}")
 
 
 @app.command()
 def report(
-    places: Annotated[list[Path], typer.Argument(help="run folders, or folders of runs")],
+    paths: Annotated[list[Path], typer.Argument(help="run folders, or folders of runs")],
     folder: Annotated[Path, typer.Option("--out", help="where to write")] = Path("report"),
     title: str = "DoSAPP: a comparison",
     against: Annotated[
         str | None, typer.Option(help="a row to subtract from the others, seed by seed")
     ] = None,
-    costs: Annotated[bool, typer.Option(help="seconds and peak memory in the table")] = False,
+    costs: Annotated[bool, typer.Option(help="add seconds and peak memory to the table")] = False,
     grid_file: Annotated[
-        Path | None, typer.Option("--grid", help="only the rows of this grid file, in its order")
+        Path | None, typer.Option("--grid", help="only the runs of this grid file, in its order")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Tables, figures and a page from results.
+    """Write tables, figures and a page from results.
 
     report.md, .csv, .tex, .html, and each figure as PNG, SVG and PDF.
     """
@@ -329,10 +349,10 @@ def report(
     from dosapp.report import write_report
     from dosapp.report.tables import COLUMNS, WITH_COSTS
 
-    found = read_results(places)
+    results = read_results(paths)
     if grid_file is not None:
-        found = select_results(grid_file, found)
-    write_report(found, folder, title, against, WITH_COSTS if costs else COLUMNS)
-    show(found, as_json, costs, against)
+        results = select_results(grid_file, results)
+    write_report(results, folder, title, against, WITH_COSTS if costs else COLUMNS)
+    print_results(results, as_json, costs, against)
     if not as_json:
         out.print(f"wrote {folder}/report.html, .md, .csv, .tex and figures")

@@ -1,4 +1,4 @@
-"""Commands on a learner's folder: a new one, its history, and what leaves it."""
+"""Commands on the folder of a learner: create, history, export."""
 
 import json
 from pathlib import Path
@@ -18,14 +18,14 @@ from dosapp.settings import LearnerSettings, parse_options
 @with_settings(LearnerSettings)
 def new(
     flags: dict[str, Any],
-    folder: Annotated[Path, typer.Argument(help="a folder that is not there yet")],
+    folder: Annotated[Path, typer.Argument(help="a folder that does not exist yet")],
     options: SetOption = None,
 ) -> None:
-    """A learner without classes, for dosapp serve or a program."""
+    """Create a learner without classes."""
     from dosapp.learner.learner import Learner
 
     if folder.exists():
-        raise InputError(f"'{folder}' is there already; choose another folder")
+        raise InputError(f"'{folder}' already exists; choose another folder")
     Learner(LearnerSettings.parse({**flags, "options": parse_options(options or [])})).save(
         folder, "new"
     )
@@ -33,26 +33,26 @@ def new(
 
 
 history_app = typer.Typer(
-    help="Versions of a learner: list, compare, go back.", no_args_is_help=True
+    help="Versions of a learner: list, compare, roll back.", no_args_is_help=True
 )
 app.add_typer(history_app, name="history")
 Number = Annotated[int, typer.Argument(min=1, help="a version's number")]
-From = Annotated[int, typer.Argument(min=0, help="a version's number; 0: before any learning")]
+From = Annotated[int, typer.Argument(min=0, help="a version's number; 0: before any training")]
 
 
 @history_app.command("list")
 def history_list(folder: LearnerFolder, as_json: Json = False) -> None:
-    """Every version: when, why, how many classes, how many bytes."""
+    """List the versions: time, reason, number of classes, size."""
     from dosapp.learner.learner import Learner
 
-    found = Learner.open_history(folder).versions()
+    versions = Learner.open_history(folder).versions()
     if as_json:
-        print(json.dumps([vars(version) for version in found], indent=1))
+        print(json.dumps([vars(version) for version in versions], indent=1))
         return
     table = Table(box=None, header_style="bold")
     for head in ("version", "when", "why", "classes", "kB"):
         table.add_column(head, justify="right" if head in ("version", "classes", "kB") else "left")
-    for v in found:
+    for v in versions:
         count = str(len(v.facts["classes"]))
         table.add_row(str(v.number), v.created, v.reason, count, f"{v.size / 1000:,.0f}")
     out.print(table, soft_wrap=False)
@@ -60,7 +60,7 @@ def history_list(folder: LearnerFolder, as_json: Json = False) -> None:
 
 @history_app.command("show")
 def history_show(folder: LearnerFolder, number: Number, as_json: Json = False) -> None:
-    """One version, whole."""
+    """Show one version."""
     from dosapp.learner.learner import Learner
 
     version = Learner.open_history(folder).version(number)
@@ -81,57 +81,56 @@ def history_show(folder: LearnerFolder, number: Number, as_json: Json = False) -
 
 @history_app.command("diff")
 def history_diff(folder: LearnerFolder, first: From, second: From, as_json: Json = False) -> None:
-    """Which layers moved from one version to another, and how far."""
+    """List the tensors that differ between two versions, and by how much."""
     from dosapp.learner.learner import Learner
 
-    found = Learner.open_history(folder).diff(first, second)
+    diffs = Learner.open_history(folder).diff(first, second)
     if as_json:
-        print(json.dumps([vars(one) for one in found], indent=1))
+        print(json.dumps([vars(diff) for diff in diffs], indent=1))
         return
     table = Table(box=None, header_style="bold")
     for head in ("tensor", "entries", "of", "distance", "largest"):
         table.add_column(head, justify="left" if head == "tensor" else "right")
-    for one in found:
-        table.add_row(
-            one.name, f"{one.entries:,}", f"{one.of:,}", f"{one.distance:.4g}", f"{one.largest:.3g}"
-        )
-    out.print(table if found else f"versions {first} and {second} are the same", soft_wrap=False)
+    for diff in diffs:
+        entries, total = f"{diff.entries:,}", f"{diff.of:,}"
+        table.add_row(diff.name, entries, total, f"{diff.distance:.4g}", f"{diff.largest:.3g}")
+    out.print(table if diffs else f"versions {first} and {second} are the same", soft_wrap=False)
 
 
 @history_app.command("rollback")
 def history_rollback(folder: LearnerFolder, number: Number) -> None:
-    """Go back to a version, as a new one on top: nothing is lost."""
+    """Append a copy of an earlier version; no version is lost."""
     from dosapp.learner.learner import Learner
 
-    Learner.open_history(folder).version(number)  # before anything is touched
-    made = Learner.rollback(folder, number).history(folder).versions()[-1]
-    out.print(f"version {made.number} is what version {number} was")
+    Learner.open_history(folder).version(number)  # raises before anything changes
+    version = Learner.rollback(folder, number).history(folder).versions()[-1]
+    out.print(f"version {version.number} is a copy of version {number}")
 
 
 @history_app.command("gc")
 def history_gc(
     folder: LearnerFolder,
-    keep: Annotated[int, typer.Option(min=1, help="how many of the last versions stay")],
+    keep: Annotated[int, typer.Option(min=1, help="how many of the last versions to keep")],
 ) -> None:
-    """Drop old versions; the oldest that stays takes in what came before it."""
+    """Drop old versions; their changes are merged into the oldest that is kept."""
     from dosapp.learner.learner import Learner
     from dosapp.runtime.files import lock_folder
 
     history = Learner.open_history(folder)
     with lock_folder(folder):
-        gone = history.prune(keep)
-    out.print(f"{gone} version(s) dropped")
+        dropped = history.prune(keep)
+    out.print(f"{dropped} version(s) dropped")
 
 
 @app.command()
 def export(
     folder: LearnerFolder,
-    place: Annotated[Path, typer.Argument(help="a new folder")],
+    target: Annotated[Path, typer.Argument(help="a new folder")],
     kind: Annotated[Literal["pretrained", "onnx"], typer.Option()] = "pretrained",
 ) -> None:
-    """What answers, for transformers, or as ONNX."""
+    """Write the answering expert for transformers, or as ONNX."""
     from dosapp.learner.export import export as write
     from dosapp.learner.learner import Learner
 
-    write(Learner.load(folder), place, kind)
-    out.print(f"wrote {place}")
+    write(Learner.load(folder), target, kind)
+    out.print(f"wrote {target}")

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: bars and tables on a terminal, plain lines otherwise."""
+"""Progress of runs and grids: bars and tables on a terminal, plain lines otherwise."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,33 +13,47 @@ from dosapp.experiments.plan import run_label
 from dosapp.experiments.run import RunCallback
 from dosapp.settings import RunSettings
 
-AHEAD = 2  # rows of a grid that are shown before any of their runs is done
-LESSONS = 0.6  # a session's share of the bar that is theirs; the rest is the stream's
+PENDING_ROWS = 2  # rows of a grid that are shown before any of their runs is finished
+LABELLED_SHARE = 0.6  # share of a session's part of the bar; the rest is the stream's
 
 
 @contextmanager
 def run_progress(title: str, err: Console) -> Iterator[RunCallback]:
-    """Of one run, with the time left."""
+    """Show the progress of one run.
+
+    Args:
+        title: Shown until the run's label is known.
+        err: Where to print.
+
+    Yields:
+        The callback to give to the run.
+    """
     if not err.is_terminal:
-        yield Lines(err)
+        yield ProgressLines(err)
         return
-    with Bar(title, err) as bar:
+    with ProgressBar(title, err) as bar:
         yield bar
 
 
-class Lines(RunCallback):
+class ProgressLines(RunCallback):
+    """One line per session, for logs."""
+
     def __init__(self, err: Console) -> None:
         self.err, self.sessions = err, 0
 
     def on_begin(self, label: str, sessions: int) -> None:
+        """Print the label."""
         self.sessions = sessions
         self.err.print(f"{label}: {sessions} sessions")
 
-    def on_evaluation(self, session: int, row: list[float]) -> None:
-        self.err.print(f"  session {session + 1}/{self.sessions}: {_known(row)}")
+    def on_evaluation(self, session: int, accuracies: list[float]) -> None:
+        """Print the mean accuracy."""
+        self.err.print(f"  session {session + 1}/{self.sessions}: {_format_mean(accuracies)}")
 
 
-class Bar(RunCallback):
+class ProgressBar(RunCallback):
+    """A bar with the remaining time, for terminals."""
+
     def __init__(self, title: str, err: Console) -> None:
         self.bar = Progress(
             TextColumn("{task.description:<22}"),
@@ -52,7 +66,7 @@ class Bar(RunCallback):
         self.task = self.bar.add_task(title, total=1.0, note="")
         self.sessions = 1
 
-    def __enter__(self) -> "Bar":
+    def __enter__(self) -> "ProgressBar":
         self.bar.start()
         return self
 
@@ -60,44 +74,58 @@ class Bar(RunCallback):
         self.bar.stop()
 
     def on_begin(self, label: str, sessions: int) -> None:
+        """Show the label."""
         self.sessions = sessions
         self.bar.update(self.task, description=label)
 
-    def on_training_step(self, session: int, step: int, of: int, loss: float) -> None:
-        self._at(session, LESSONS * step / of, f"session {session + 1}, loss {loss:.2f}")
+    def on_training_step(self, session: int, step: int, total: int, loss: float) -> None:
+        """Advance within the labelled phase."""
+        note = f"session {session + 1}, loss {loss:.2f}"
+        self._update(session, LABELLED_SHARE * step / total, note)
 
-    def on_stream_step(self, session: int, step: int, of: int) -> None:
-        self._at(session, LESSONS + (1 - LESSONS) * step / of, f"session {session + 1}, stream")
+    def on_stream_step(self, session: int, step: int, total: int) -> None:
+        """Advance within the unlabelled phase."""
+        share = LABELLED_SHARE + (1 - LABELLED_SHARE) * step / total
+        self._update(session, share, f"session {session + 1}, stream")
 
-    def on_evaluation(self, session: int, row: list[float]) -> None:
-        self._at(session, 1.0, _known(row))
+    def on_evaluation(self, session: int, accuracies: list[float]) -> None:
+        """Show the mean accuracy."""
+        self._update(session, 1.0, _format_mean(accuracies))
 
-    def _at(self, session: int, share: float, note: str) -> None:
+    def _update(self, session: int, share: float, note: str) -> None:
         self.bar.update(self.task, completed=(session + share) / self.sessions, note=note)
 
 
-def _known(row: list[float]) -> str:
-    return f"{sum(row) / len(row):.1f} % on {len(row)} task(s)"
+def _format_mean(accuracies: list[float]) -> str:
+    return f"{sum(accuracies) / len(accuracies):.1f} % on {len(accuracies)} task(s)"
 
 
 @contextmanager
 def grid_progress(
     planned: Sequence[RunSettings], err: Console
 ) -> Iterator[Callable[[Outcome], None]]:
-    """A grid as it fills: whoever computes it calls what is given with every outcome."""
-    filling = GridTable(planned, err)
+    """Show the outcomes of a grid as they arrive.
+
+    Args:
+        planned: All runs of the grid.
+        err: Where to print.
+
+    Yields:
+        The function to call with each outcome.
+    """
+    grid = GridTable(planned, err)
     if not err.is_terminal:
-        yield filling.line
+        yield grid.print_line
         return
-    with Live(filling.screen(), console=err, refresh_per_second=2) as live:
+    with Live(grid.render(), console=err, refresh_per_second=2) as live:
 
-        def show(outcome: Outcome) -> None:
-            filling.add(outcome)
+        def show_outcome(outcome: Outcome) -> None:
+            grid.add(outcome)
             if outcome.result is None:
-                live.console.print(f"{filling.called(outcome.settings)}: {outcome.error}")
-            live.update(filling.screen())
+                live.console.print(f"{grid.row_name(outcome.settings)}: {outcome.error}")
+            live.update(grid.render())
 
-        yield show
+        yield show_outcome
 
 
 class GridTable:
@@ -105,9 +133,9 @@ class GridTable:
 
     def __init__(self, planned: Sequence[RunSettings], err: Console) -> None:
         self.planned, self.err = planned, err
-        self.done: list[Outcome] = []
-        self.several = len({one.data for one in planned}) > 1
-        self.names = list(dict.fromkeys(map(self.called, planned)))
+        self.outcomes: list[Outcome] = []
+        self.has_several_datasets = len({settings.data for settings in planned}) > 1
+        self.names = list(dict.fromkeys(map(self.row_name, planned)))
         self.bar = Progress(
             TextColumn("runs"),
             BarColumn(),
@@ -117,41 +145,46 @@ class GridTable:
         )
         self.task = self.bar.add_task("runs", total=len(planned))
 
-    def called(self, one: RunSettings) -> str:
-        return f"{run_label(one)}, {one.data}" if self.several else run_label(one)
+    def row_name(self, settings: RunSettings) -> str:
+        """The name of a run's row: its label, and its dataset if there are several."""
+        label = run_label(settings)
+        return f"{label}, {settings.data}" if self.has_several_datasets else label
 
     def add(self, outcome: Outcome) -> None:
-        self.done.append(outcome)
-        self.bar.update(self.task, completed=len(self.done))
+        """Count an outcome."""
+        self.outcomes.append(outcome)
+        self.bar.update(self.task, completed=len(self.outcomes))
 
-    def line(self, outcome: Outcome) -> None:
-        """For those who read line by line."""
+    def print_line(self, outcome: Outcome) -> None:
+        """Count an outcome and print it as one line."""
         self.add(outcome)
-        found, said = outcome.result, outcome.error
-        if found:
-            said = f"Acc {_mean([found.metrics['accuracy']])}"
-            said += f"  F {_mean([found.metrics['forgetting']])}"
-        name = f"{self.called(outcome.settings)}, seed {outcome.settings.seed}"
-        self.err.print(f"{len(self.done)}/{len(self.planned)} {name}: {said}")
+        message = outcome.error
+        if outcome.result:
+            metrics = outcome.result.metrics
+            message = f"Acc {_mean([metrics['accuracy']])}  F {_mean([metrics['forgetting']])}"
+        name = f"{self.row_name(outcome.settings)}, seed {outcome.settings.seed}"
+        self.err.print(f"{len(self.outcomes)}/{len(self.planned)} {name}: {message}")
 
-    def screen(self) -> Group:
+    def render(self) -> Group:
+        """The table, and a bar below it."""
         table = Table(box=None, header_style="bold")
         for head in ("run", "done", "Acc", "F", "failed"):
             table.add_column(head, justify="left" if head == "run" else "right")
-        last = max((self.names.index(self.called(o.settings)) + 1 for o in self.done), default=0)
-        for name in self.names[: last + AHEAD][-(self.err.height - 4) :]:
-            mine = [o for o in self.done if self.called(o.settings) == name]
-            found = [o.result.metrics for o in mine if o.result]
+        started = (self.names.index(self.row_name(o.settings)) + 1 for o in self.outcomes)
+        visible = self.names[: max(started, default=0) + PENDING_ROWS]
+        for name in visible[-(self.err.height - 4) :]:
+            outcomes = [o for o in self.outcomes if self.row_name(o.settings) == name]
+            metrics = [o.result.metrics for o in outcomes if o.result]
             table.add_row(
                 name,
-                f"{len(mine)}/{sum(self.called(one) == name for one in self.planned)}",
-                _mean([m["accuracy"] for m in found]),
-                _mean([m["forgetting"] for m in found]),
-                str(len(mine) - len(found)) if len(found) < len(mine) else "",
+                f"{len(outcomes)}/{sum(self.row_name(s) == name for s in self.planned)}",
+                _mean([m["accuracy"] for m in metrics]),
+                _mean([m["forgetting"] for m in metrics]),
+                str(len(outcomes) - len(metrics)) if len(metrics) < len(outcomes) else "",
             )
         return Group(table, self.bar)
 
 
 def _mean(values: list[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{sum(known) / len(known):.1f}" if known else "–"
+    numbers = [value for value in values if value is not None]
+    return f"{sum(numbers) / len(numbers):.1f}" if numbers else "–"

@@ -1,4 +1,4 @@
-"""Commands of the engineer: serve a learner, ask it, say who may."""
+"""Commands to serve a learner, manage its tokens, and use a served one."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import typer
 
 from dosapp.cli.console import Json, LearnerFolder, app, err, out
 from dosapp.cli.flags import with_settings
-from dosapp.errors import InputError
+from dosapp.errors import DosappError, InputError
 from dosapp.service.settings import ServiceSettings, check_learner
 
 
@@ -18,60 +18,61 @@ def serve(
     flags: dict[str, Any],
     learner: Annotated[Path | None, typer.Argument(help="a learner's folder")] = None,
     folder: Annotated[Path | None, typer.Option(help="the same, as an option")] = None,
-    host: Annotated[str, typer.Option(help="other than this machine needs a token")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="any but this machine needs a token")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     demo: Annotated[
-        bool, typer.Option("--demo", help="make the learner if it is not there: ten shapes")
+        bool, typer.Option("--demo", help="create the learner if it does not exist: ten shapes")
     ] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="only read, and follow the writer's versions")
+        bool, typer.Option("--follow", help="read only, and follow the versions of another process")
     ] = False,
     replicas: Annotated[
-        int | None, typer.Option(min=1, help="readers beside one writer, on a Ray cluster")
+        int | None, typer.Option(min=1, help="readers next to one writer, on a Ray cluster")
     ] = None,
 ) -> None:
-    """Serve a learner over HTTP, with a page at /."""
-    from dosapp.service.server import demo as prepared
-    from dosapp.service.server import serve as run
+    """Serve a learner over HTTP, with a web page at /."""
+    from dosapp.service import server
 
-    place = learner or folder or (Path("my-learner") if demo else None)
-    if place is None:
-        raise InputError("which learner? give its folder, or --demo to make one")
+    path = learner or folder or (Path("my-learner") if demo else None)
+    if path is None:
+        raise InputError("no learner is given; give its folder, or --demo to create one")
     if replicas and follow:
-        raise InputError("--replicas has readers of its own; leave out --follow")
+        raise InputError("--replicas starts its own readers; leave out --follow")
     settings: ServiceSettings = ServiceSettings.parse(flags)
     canary = None
     if demo and not follow:
-        with err.status("preparing the demo's learner"):
-            canary = prepared(place)
+        with err.status("preparing the learner of the demo"):
+            canary = server.prepare_demo(path)
 
-    def watch(words: str) -> None:
-        err.print(words)
-        err.print(f"http://{host}:{port}/  the page, /docs the interface; Ctrl-C ends")
+    def print_start(message: str) -> None:
+        err.print(message)
+        err.print(f"http://{host}:{port}/ is the page, /docs the interface; Ctrl-C stops")
 
-    run(
-        place,
+    server.serve(
+        path,
         settings,
         host=host,
         port=port,
         follow=follow,
         replicas=replicas,
         canary=canary,
-        watch=watch,
+        watch=print_start,
     )
 
 
-token_app = typer.Typer(help="Who may ask and teach a served learner.", no_args_is_help=True)
+token_app = typer.Typer(
+    help="Tokens of a served learner: who may predict and train.", no_args_is_help=True
+)
 app.add_typer(token_app, name="token")
 
 
 @token_app.command("add")
 def token_add(
     folder: LearnerFolder,
-    name: Annotated[str, typer.Argument(help="whose")],
+    name: Annotated[str, typer.Argument(help="name of the holder")],
     role: Annotated[str, typer.Option(help="predict, or teach (which may also predict)")],
 ) -> None:
-    """A new token, shown once; only its hash is kept."""
+    """Create a token and print it once; only its hash is stored."""
     from dosapp.service.tokens import Tokens
 
     check_learner(folder)
@@ -80,7 +81,7 @@ def token_add(
 
 @token_app.command("list")
 def token_list(folder: LearnerFolder) -> None:
-    """Names and roles."""
+    """List names and roles."""
     from dosapp.service.tokens import Tokens
 
     for name, facts in Tokens(folder).known.items():
@@ -89,17 +90,19 @@ def token_list(folder: LearnerFolder) -> None:
 
 @token_app.command("remove")
 def token_remove(folder: LearnerFolder, name: str) -> None:
-    """From the service's next start on this token is nobody's."""
+    """Remove a token; it stops working when the service restarts."""
     from dosapp.service.tokens import Tokens
 
     Tokens(folder).remove(name)
 
 
-client_app = typer.Typer(help="Ask and teach a learner that is served.", no_args_is_help=True)
+client_app = typer.Typer(
+    help="Use a served learner: predict, train, correct, roll back.", no_args_is_help=True
+)
 app.add_typer(client_app, name="client")
-Url = Annotated[str, typer.Option(envvar="DOSAPP_URL", help="where the service is")]
-Token = Annotated[str | None, typer.Option(envvar="DOSAPP_TOKEN", help="if it wants one")]
-HERE = "http://127.0.0.1:8000"
+Url = Annotated[str, typer.Option(envvar="DOSAPP_URL", help="address of the service")]
+Token = Annotated[str | None, typer.Option(envvar="DOSAPP_TOKEN", help="if the service needs one")]
+LOCAL_URL = "http://127.0.0.1:8000"
 
 
 def _client(url: str, token: str | None) -> Any:
@@ -110,88 +113,88 @@ def _client(url: str, token: str | None) -> Any:
 
 @client_app.command("predict")
 def client_predict(
-    images: Annotated[list[Path], typer.Argument(help="pictures")],
-    url: Url = HERE,
+    images: Annotated[list[Path], typer.Argument(help="image files")],
+    url: Url = LOCAL_URL,
     token: Token = None,
     top: int = 3,
-    learn: Annotated[bool, typer.Option(help="let them join the stream")] = True,
+    learn: Annotated[bool, typer.Option(help="adapt to these images")] = True,
     as_json: Json = False,
 ) -> None:
-    """What the pictures show."""
-    found = _client(url, token).predict(images, top, learn)
+    """Classify images."""
+    answer = _client(url, token).predict(images, top, learn)
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(answer))
         return
-    for image, one in zip(images, found["predictions"], strict=True):
-        best = ", ".join(f"{guess['label']} {guess['score']:.0%}" for guess in one["top"])
+    for image, prediction in zip(images, answer["predictions"], strict=True):
+        best = ", ".join(f"{c['label']} {c['score']:.0%}" for c in prediction["top"])
         out.print(f"{image}: {best}")
-    out.print(f"version {found['version']}", style="dim")
+    out.print(f"version {answer['version']}", style="dim")
 
 
 @client_app.command("learn")
 def client_learn(
-    lesson: Annotated[
+    session: Annotated[
         Path | None, typer.Argument(help="a zip or a folder of class folders; none: corrections")
     ] = None,
-    url: Url = HERE,
+    url: Url = LOCAL_URL,
     token: Token = None,
 ) -> None:
-    """Teach, and wait until the new version answers."""
+    """Train on labelled images, and wait until the new version answers."""
     with err.status("sending") as status:
 
-        def watch(job: dict[str, Any]) -> None:
+        def show_progress(job: dict[str, Any]) -> None:
             status.update(f"{job['state']}: step {job['step']} of {job['of']}")
 
-        job = _client(url, token).learn(lesson, watch=watch)
+        job = _client(url, token).learn(session, watch=show_progress)
     if job["state"] != "done":
-        raise InputError(f"the lesson is {job['state']}: {job['said']}")
+        raise DosappError(f"the session is {job['state']}: {job['said']}")
     out.print(f"version {job['version']}: {job['said']}")
 
 
 @client_app.command("correct")
-def client_correct(image: Path, label: str, url: Url = HERE, token: Token = None) -> None:
-    """Say what a picture really is; it joins the next lesson."""
-    out.print(f"{_client(url, token).correct(image, label)} correction(s) wait")
+def client_correct(image: Path, label: str, url: Url = LOCAL_URL, token: Token = None) -> None:
+    """Give the true label of an image; it is trained in the next session."""
+    out.print(f"{_client(url, token).correct(image, label)} correction(s) pending")
 
 
 @client_app.command("forget")
-def client_forget(url: Url = HERE, token: Token = None) -> None:
-    """Forget the corrections that wait."""
-    out.print(f"{_client(url, token).forget_corrections()} correction(s) forgotten")
+def client_forget(url: Url = LOCAL_URL, token: Token = None) -> None:
+    """Discard the pending corrections."""
+    out.print(f"{_client(url, token).forget_corrections()} correction(s) discarded")
 
 
 @client_app.command("rollback")
-def client_rollback(version: int, url: Url = HERE, token: Token = None) -> None:
-    """Back to a version, as a new one."""
-    made = _client(url, token).rollback(version)
-    out.print(f"version {made} is what version {version} was")
+def client_rollback(version: int, url: Url = LOCAL_URL, token: Token = None) -> None:
+    """Append a copy of an earlier version."""
+    number = _client(url, token).rollback(version)
+    out.print(f"version {number} is a copy of version {version}")
 
 
 @client_app.command("freeze")
-def client_freeze(url: Url = HERE, token: Token = None) -> None:
-    """Stop learning from the stream."""
-    _note(_client(url, token).freeze())
+def client_freeze(url: Url = LOCAL_URL, token: Token = None) -> None:
+    """Stop adapting to the stream."""
+    _print_note(_client(url, token).freeze())
 
 
 @client_app.command("unfreeze")
-def client_unfreeze(url: Url = HERE, token: Token = None) -> None:
-    """Learn from the stream again."""
-    _note(_client(url, token).unfreeze())
+def client_unfreeze(url: Url = LOCAL_URL, token: Token = None) -> None:
+    """Adapt to the stream again."""
+    _print_note(_client(url, token).unfreeze())
 
 
-def _note(trouble: str) -> None:
-    if trouble:
-        err.print(f"note: {trouble}")
+def _print_note(note: str) -> None:
+    if note:
+        err.print(f"note: {note}")
 
 
 @client_app.command("status")
-def client_status(url: Url = HERE, token: Token = None) -> None:
-    """How it is, as JSON."""
+def client_status(url: Url = LOCAL_URL, token: Token = None) -> None:
+    """Print the state of the service as JSON."""
     print(json.dumps(_client(url, token).status(), indent=1))
 
 
 @client_app.command("versions")
-def client_versions(url: Url = HERE, token: Token = None) -> None:
-    """Every version the service knows."""
+def client_versions(url: Url = LOCAL_URL, token: Token = None) -> None:
+    """List the versions of the service."""
     for v in _client(url, token).versions():
         out.print(f"{v['number']:>5}  {v['created']}  {v['reason']}")

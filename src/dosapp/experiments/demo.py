@@ -1,4 +1,4 @@
-"""The first minute: six ways to live through five lessons, side by side."""
+"""The demo: six methods on the same five tasks."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,12 +6,10 @@ from pathlib import Path
 from dosapp.experiments.result import Result
 from dosapp.experiments.run import RunCallback
 from dosapp.experiments.store import Store
-from dosapp.report import write_report
-from dosapp.report.tables import Row
 from dosapp.settings import RunSettings
 
-STAGE = {"data": "shapes", "classes": 50, "tasks": 5}
-CAST: Sequence[dict[str, str]] = (
+SCENARIO = {"data": "shapes", "classes": 50, "tasks": 5}
+METHODS: Sequence[dict[str, str]] = (
     {"method": "zero-shot"},
     {"method": "flyp"},
     {"method": "spu"},
@@ -21,14 +19,23 @@ CAST: Sequence[dict[str, str]] = (
 )
 
 
-def demo(
+def run_demo(
     folder: Path,
     seed: int = 0,
-    watch: Callable[[RunSettings], RunCallback] = lambda s: RunCallback(),
-) -> tuple[list[Row], list[Result]]:
-    """Run the cast (whatever is not there already) and write the report."""
+    callback_for: Callable[[RunSettings], RunCallback] = lambda settings: RunCallback(),
+) -> list[Result]:
+    """Run every method of the demo that has no result in `folder/runs` yet.
+
+    Args:
+        folder: Where the runs are stored.
+        seed: Seed of all runs.
+        callback_for: Called before each run; returns the callback of that run.
+
+    Returns:
+        The results, in the order of `METHODS`.
+    """
     store, results = Store(folder / "runs"), []
-    for part in CAST:
-        settings = RunSettings.parse({**STAGE, **part, "seed": seed})
-        results.append(store.get(settings, watch(settings)))
-    return write_report(results, folder, "DoSAPP: five lessons and what is left of them"), results
+    for method in METHODS:
+        settings = RunSettings.parse({**SCENARIO, **method, "seed": seed})
+        results.append(store.get(settings, callback_for(settings)))
+    return results
