@@ -1,4 +1,4 @@
-# The verbs of the project. Each makes .venv first if it is missing.
+# Targets of the project. Each creates .venv first if it is missing.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
@@ -18,7 +18,7 @@ demo: $(READY)
 test: $(READY)  ## the fast suite
 	$(BIN)/pytest -n 2 -m 'not slow'
 
-test-all: $(READY)  ## with the slow suite
+test-all: $(READY)  ## the whole suite
 	$(BIN)/pytest -n 2
 
 check: $(READY)
@@ -31,10 +31,10 @@ format: $(READY)
 	$(BIN)/ruff format src tests
 	$(BIN)/ruff check --fix src tests
 
-bench: $(READY)  ## ratios, on a quiet machine
+bench: $(READY)  ## on a machine without other load
 	$(BIN)/dosapp bench --growth --out bench
 
-pretrain: $(READY)  ## the embedded backbone, from nothing
+pretrain: $(READY)  ## train the embedded backbone from scratch
 	$(BIN)/dosapp pretrain --out pretrained
 
 clean:
