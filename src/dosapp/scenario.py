@@ -101,10 +101,11 @@ class Scenario:
     Usually session t trains task t; joint training has the same tasks in one session.
 
     Example:
-        >>> from dosapp import load_backbone, load_dataset, split_dataset
-        >>> dataset = load_dataset("shapes", load_backbone("tiny").preprocess)
-        >>> len(split_dataset(dataset, tasks=5).session(1).classes)
-        20
+        >>> from dosapp.data.synthetic.shapes import SHAPES
+        >>> scenario = split_dataset(SHAPES.draw_dataset(32, 2, 2), tasks=5)
+        >>> session = scenario.correlated().session(1)
+        >>> len(session.classes), len(session.train), len(session.unlabelled)
+        (20, 40, 40)
     """
 
     name: str
@@ -263,7 +264,7 @@ class Scenario:
         return hashlib.sha256(json.dumps(self.manifest()).encode()).hexdigest()[:16]
 
     def manifest(self) -> dict[str, object]:
-        """Every image in its place; two scenarios with one hash show a learner the same data."""
+        """Every image in order; scenarios with equal manifests give a learner the same data."""
         return {
             "name": self.name,
             "seed": self.seed,
@@ -323,10 +324,10 @@ def split_dataset(
         InputError: A class is unknown, repeated, or has too few images.
 
     Example:
-        >>> from dosapp import load_backbone, load_dataset
-        >>> dataset = load_dataset("shapes", load_backbone("tiny").preprocess)
-        >>> len(split_dataset(dataset, tasks=4).tasks)
-        4
+        >>> from dosapp.data.synthetic.shapes import SHAPES
+        >>> scenario = split_dataset(SHAPES.draw_dataset(32, 2, 2), tasks=4)
+        >>> [len(task.classes) for task in scenario.tasks]
+        [25, 25, 25, 25]
     """
     label_of = {name: n for n, name in enumerate(dataset.classes)}
     split: list[Task] = []
@@ -371,9 +372,9 @@ def concat_scenarios(*scenarios: Scenario) -> Scenario:
         The long scenario.
 
     Example:
-        >>> from dosapp import load_backbone, load_dataset, split_dataset
-        >>> preprocess = load_backbone("tiny").preprocess
-        >>> parts = [split_dataset(load_dataset(n, preprocess), 2) for n in ("shapes", "signs")]
+        >>> from dosapp.data.synthetic.shapes import SHAPES
+        >>> from dosapp.data.synthetic.signs import SIGNS
+        >>> parts = [split_dataset(d.draw_dataset(32, 2, 2), tasks=2) for d in (SHAPES, SIGNS)]
         >>> concat_scenarios(*parts).boundaries
         (2,)
     """
@@ -424,7 +425,7 @@ def _group_classes(
     _check_order(names, dataset)
     if not 1 <= tasks <= len(names):
         raise InputError(
-            f"{tasks} tasks asked of {dataset.name}, which has {len(names)} classes; "
+            f"tasks is {tasks}, but {dataset.name} has {len(names)} classes; "
             f"give between 1 and {len(names)}"
         )
     return [list(group) for group in np.array_split(np.array(names, dtype=object), tasks)]

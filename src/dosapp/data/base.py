@@ -102,9 +102,12 @@ class Dataset(Generic[I_co]):
     """Class names with a training and a test split.
 
     Example:
-        >>> from dosapp import load_backbone, load_dataset
-        >>> len(load_dataset("shapes", load_backbone("tiny").preprocess).classes)
-        100
+        >>> from dosapp.data.preprocess import Preprocess
+        >>> from dosapp.data.registry import load_dataset
+        >>> preprocess = Preprocess(32, {"shortest_edge": 32}, resample=3)
+        >>> dataset = load_dataset("shapes", preprocess, train_images=2, test_images=2)
+        >>> len(dataset.classes), dataset.train.images.read([0]).shape
+        (100, torch.Size([1, 3, 32, 32]))
     """
 
     name: str

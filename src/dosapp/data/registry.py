@@ -47,9 +47,10 @@ def load_dataset(
         InputError: The name is unknown or the data cannot be read.
 
     Example:
-        >>> from dosapp import load_backbone
-        >>> load_dataset("signs", load_backbone("tiny").preprocess).classes[0].split()[-1]
-        'bar'
+        >>> preprocess = Preprocess(32, {"shortest_edge": 32}, resample=3)  # of `tiny`
+        >>> dataset = load_dataset("signs", preprocess, train_images=2, test_images=2)
+        >>> len(dataset.classes), len(dataset.train.labels)
+        (100, 200)
     """
     if name in SYNTHETIC:
         sizes = (preprocess.image_size, train_images or 40, test_images or 40)
