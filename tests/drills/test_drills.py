@@ -66,7 +66,7 @@ def test_a_loss_is_found() -> None:
     ]  # fmt: skip
     seen.adapted = 65  # an interval that became a version, one that did not, and one more image
     assert crash.find_lost(3, [first, session, stream], seen) == [
-        "more than an interval of the stream after version 2 is lost"
+        "more than an interval after version 2 is lost"
     ]
 
 

@@ -151,6 +151,10 @@ def _upload(data: bytes, path: str = "/predict", name: str = "images") -> Reques
     return "POST", path, {"files": [(name, ("x.png", data))]}
 
 
+def _post(path: str, content: str | bytes, content_type: str = "application/json") -> Request:
+    return "POST", path, {"content": content, "headers": {"Content-Type": content_type}}
+
+
 def _cut_image(rng: np.random.Generator, valid: ValidInputs) -> Request:
     return _upload(valid.image[: int(rng.integers(0, len(valid.image) // 2))])
 
@@ -195,20 +199,18 @@ def _wrong_types(rng: np.random.Generator, valid: ValidInputs) -> Request:
         ("/learn", {"folders": "x"}),
     ]
     path, body = bodies[rng.integers(len(bodies))]
-    return "POST", path, {"content": json.dumps(body), "headers": _content_type("application/json")}
+    return _post(path, json.dumps(body))
 
 
 def _bad_json(rng: np.random.Generator, valid: ValidInputs) -> Request:
     texts = [b"{", b"[" * 5000, b'{"images": NaN}', b"\xff\xfe", b'"\\ud800"', b"null", b"[]"]
     path = ["/predict", "/rollback", "/correct", "/classes/rename"][rng.integers(4)]
-    text = texts[rng.integers(len(texts))]
-    return "POST", path, {"content": text, "headers": _content_type("application/json")}
+    return _post(path, texts[rng.integers(len(texts))])
 
 
 def _tensor(data: bytes, shape: str, dtype: str = "float32") -> Request:
-    headers = _content_type("application/octet-stream")
-    query = {"shape": shape, "dtype": dtype}
-    return "POST", "/predict", {"content": data, "params": query, "headers": headers}
+    method, path, kwargs = _post("/predict", data, "application/octet-stream")
+    return method, path, {**kwargs, "params": {"shape": shape, "dtype": dtype}}
 
 
 def _bad_tensor(rng: np.random.Generator, valid: ValidInputs) -> Request:
@@ -236,17 +238,17 @@ def _zip(members: list[tuple[str, bytes]]) -> bytes:
         return buffer.getvalue()
 
 
-def _upload_archive(data: bytes) -> Request:
+def _learn_zip(data: bytes) -> Request:
     return _upload(data, "/learn", "archive")
 
 
 def _bomb(rng: np.random.Generator, valid: ValidInputs) -> Request:
-    return _upload_archive(_zip([("owl/1.png", bytes(int(rng.integers(3, 60)) * 1_000_000))]))
+    return _learn_zip(_zip([("owl/1.png", bytes(int(rng.integers(3, 60)) * 1_000_000))]))
 
 
 def _traversal(rng: np.random.Generator, valid: ValidInputs) -> Request:
     names = ["../../etc/cron.d/x.png", "/etc/passwd.png", "..\\..\\x.png", "a/../../x.png", "x.png"]
-    return _upload_archive(_zip([(names[rng.integers(len(names))], valid.image)]))
+    return _learn_zip(_zip([(names[rng.integers(len(names))], valid.image)]))
 
 
 def _bad_names(rng: np.random.Generator, valid: ValidInputs) -> Request:
@@ -261,13 +263,8 @@ def _unicode_names(rng: np.random.Generator, valid: ValidInputs) -> Request:
     characters = ["\u200b", "\u202e", "\ufeff", "\uffff", "\ue000", "\U000e0041", "\ud800"]
     name = "owl" + characters[rng.integers(len(characters))]
     if name.endswith("\ud800") or rng.random() < 0.5:
-        body = json.dumps({"name": valid.classes[0], "to": name})
-        return (
-            "POST",
-            "/classes/rename",
-            {"content": body, "headers": _content_type("application/json")},
-        )
-    return _upload_archive(_zip([(f"{name}/1.png", valid.image)]))
+        return _post("/classes/rename", json.dumps({"name": valid.classes[0], "to": name}))
+    return _learn_zip(_zip([(f"{name}/1.png", valid.image)]))
 
 
 def _same_names(rng: np.random.Generator, valid: ValidInputs) -> Request:
@@ -276,9 +273,7 @@ def _same_names(rng: np.random.Generator, valid: ValidInputs) -> Request:
     if rng.random() < 0.5:
         return "POST", "/classes/rename", {"json": {"name": first, "to": other.replace(" ", "_")}}
     pairs = [("red_owl", "red owl"), ("owl", " owl"), ("owl", "owl_"), ("red owl", "red  owl")]
-    return _upload_archive(
-        _zip([(f"{n}/1.png", valid.image) for n in pairs[rng.integers(len(pairs))]])
-    )
+    return _learn_zip(_zip([(f"{n}/1.png", valid.image) for n in pairs[rng.integers(len(pairs))]]))
 
 
 def _empty_class(rng: np.random.Generator, valid: ValidInputs) -> Request:
@@ -289,16 +284,16 @@ def _empty_class(rng: np.random.Generator, valid: ValidInputs) -> Request:
 
 def _empty_zip(rng: np.random.Generator, valid: ValidInputs) -> Request:
     members = [[], [("owl/", b"")], [("owl/readme.txt", b"hello")], [("owl/1.png", b"")]]
-    return _upload_archive(_zip(members[rng.integers(4)]))
+    return _learn_zip(_zip(members[rng.integers(4)]))
 
 
 def _cut_zip(rng: np.random.Generator, valid: ValidInputs) -> Request:
     data = _zip([("owl/1.png", valid.image)])
-    return _upload_archive(data[: int(rng.integers(0, len(data) - 1))])
+    return _learn_zip(data[: int(rng.integers(0, len(data) - 1))])
 
 
 def _many_members(rng: np.random.Generator, valid: ValidInputs) -> Request:
-    return _upload_archive(_zip([(f"owl/{n}.png", b"x") for n in range(60)]))
+    return _learn_zip(_zip([(f"owl/{n}.png", b"x") for n in range(60)]))
 
 
 def _folder_outside(rng: np.random.Generator, valid: ValidInputs) -> Request:
@@ -332,11 +327,7 @@ def _wrong_method(rng: np.random.Generator, valid: ValidInputs) -> Request:
 def _large_body(rng: np.random.Generator, valid: ValidInputs) -> Request:
     size = STRICT["max_body"] + int(rng.integers(1, 1000))
     path = ["/predict", "/learn", "/rollback"][rng.integers(3)]
-    return (
-        "POST",
-        path,
-        {"content": bytes(size), "headers": _content_type("application/octet-stream")},
-    )
+    return _post(path, bytes(size), "application/octet-stream")
 
 
 def _odd_content(rng: np.random.Generator, valid: ValidInputs) -> Request:
@@ -346,9 +337,9 @@ def _odd_content(rng: np.random.Generator, valid: ValidInputs) -> Request:
 
 
 def _bad_form(rng: np.random.Generator, valid: ValidInputs) -> Request:
-    headers = _content_type("multipart/form-data; boundary=x")
     data = rng.bytes(int(rng.integers(0, 500)))
-    return "POST", ["/predict", "/learn"][rng.integers(2)], {"content": data, "headers": headers}
+    path = ["/predict", "/learn"][rng.integers(2)]
+    return _post(path, data, "multipart/form-data; boundary=x")
 
 
 def _wrong_token(rng: np.random.Generator, valid: ValidInputs) -> Request:
@@ -371,7 +362,3 @@ def _weak_token(rng: np.random.Generator, valid: ValidInputs) -> Request:
 
 def _bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
-
-
-def _content_type(value: str) -> dict[str, str]:
-    return {"Content-Type": value}

@@ -137,9 +137,7 @@ def find_lost(head: int, versions: Sequence[Version], seen: Observations) -> lis
         if not kept or any(not set(names) <= set(v.facts["classes"]) for v in since):
             lost.append(f"the session of version {number} is lost")
     if _count_unwritten(versions, seen) > BATCH_SIZE * INTERVAL:
-        lost.append(
-            f"more than an interval of the stream after version {seen.first_version} is lost"
-        )
+        lost.append(f"more than an interval after version {seen.first_version} is lost")
     return lost
 
 

@@ -90,18 +90,16 @@ def drill(
         curve = []
         services = {"off": off, "on": on}
         for load in LOADS:
-            responses = {"off": Responses(), "on": Responses()}
+            rate, responses = load * capacity, {"off": Responses(), "on": Responses()}
             before = {name: _status(service) for name, service in services.items()}
             for turn in range(TURNS):  # other work on the machine then affects both
                 for name in services if turn % 2 else reversed(services):
                     on_progress(f"{load:.0%} of the capacity, adaptation {name}, turn {turn + 1}")
                     responses[name].extend(
-                        run_open_loop(
-                            services[name], images, load * capacity, seconds / TURNS, turn
-                        )
+                        run_open_loop(services[name], images, rate, seconds / TURNS, turn)
                     )
                     _wait_until_idle(services[name])
-            row: dict[str, Any] = {"share": load, "requests_per_second": load * capacity}
+            row: dict[str, Any] = {"share": load, "requests_per_second": rate}
             for name, service in services.items():
                 answered = IMAGES * len(responses[name].latencies)
                 row[name] = responses[name].to_json() | _adapted(service, before[name], answered)
