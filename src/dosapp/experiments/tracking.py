@@ -155,7 +155,9 @@ class TrackingCallback(RunCallback):
         """Open the trackers."""
         lines = JsonLinesTracker(self.folder, self.settings)
         self.step = lines.last_step  # a resumed run may repeat steps since its checkpoint
-        self.trackers = [lines, *(TRACKERS[n](self.folder, self.settings) for n in self.names)]
+        self.trackers = [lines]
+        for name in self.names:  # one by one: if one cannot be opened, the others are closed
+            self.trackers.append(TRACKERS[name](self.folder, self.settings))
         self.other.on_begin(label, sessions)
 
     def _log(self, **values: float) -> None:
