@@ -50,12 +50,12 @@ class PrefixPrompts(KeyedPrompts):
         last = min(g_prompt_layers + e_prompt_layers, inner.num_blocks)
         self.e_blocks = range(len(self.g_blocks), last)
         shape = (2, prompt_length, inner.hidden_size)  # keys and values
-        extra = {
+        added = {
             "dualprompt.general": uniform(generator, len(self.g_blocks), *shape),
             "dualprompt.expert": uniform(generator, pool_size, len(self.e_blocks), *shape),
             self.keys: uniform(generator, pool_size, inner.embed_dim),
         }
-        super().__init__(inner, extra)
+        super().__init__(inner, added)
         self.sessions = SessionState()
 
     def pool_image(self, pixels: Pixels, hooks: TowerHooks | None = None) -> Tensor:
@@ -65,8 +65,8 @@ class PrefixPrompts(KeyedPrompts):
             rows = torch.full_like(rows, self.sessions.count - 1)
         self.key_similarity = similarities.gather(1, rows[:, None]).squeeze(1)
         # Prefixes of a block are [2, B, P, W].
-        general = self.extra["dualprompt.general"][:, :, None].expand(-1, -1, len(pixels), -1, -1)
-        expert = self.extra["dualprompt.expert"][rows].permute(1, 2, 0, 3, 4)
+        general = self.added["dualprompt.general"][:, :, None].expand(-1, -1, len(pixels), -1, -1)
+        expert = self.added["dualprompt.expert"][rows].permute(1, 2, 0, 3, 4)
         blocks = (*self.g_blocks, *self.e_blocks)
         prefixes = dict(zip(blocks, (*general, *expert), strict=True))
         return self.inner.pool_image(pixels, replace(hooks or TowerHooks(), prefixes=prefixes))
@@ -114,15 +114,15 @@ class DualPrompt(PromptMethod):
         """The G-prompts, and the new session's row of the E-prompts and keys."""
         prompts, mask = self.prompts(student), {}
         for name in ("dualprompt.expert", prompts.keys):
-            mask[name] = torch.zeros_like(prompts.extra[name], dtype=torch.bool)
+            mask[name] = torch.zeros_like(prompts.added[name], dtype=torch.bool)
             mask[name][self.sessions.count] = True
-        return Selection(tuple(prompts.extra), mask)
+        return Selection(tuple(prompts.added), mask)
 
     def begin_session(self, student: Student, session: Session) -> None:
         super().begin_session(student, session)
         row = self.sessions.count
         if row > 0:  # E-prompts start from those of the previous session
-            e_prompts = self.prompts(student).extra["dualprompt.expert"].detach().clone()
+            e_prompts = self.prompts(student).added["dualprompt.expert"].detach().clone()
             e_prompts[row] = e_prompts[row - 1]
             student.assign({"dualprompt.expert": e_prompts})
         self.sessions.count, self.sessions.training = row + 1, True

@@ -37,14 +37,14 @@ class MetaNetworks(BackboneWrapper):
         self.last_blocks = [size * (n + 1) - 1 for n in range(partitions - 1)]
         self.last_blocks.append(inner.num_blocks - 1)
         generator, width = torch_rng("ecotta", seed), inner.hidden_size
-        extra = {}
+        added = {}
         for n in range(partitions):
             down = torch.randn(width, bottleneck, generator=generator) / width**0.5
-            extra[f"ecotta.{n}.scale"] = torch.ones(width)
-            extra[f"ecotta.{n}.shift"] = torch.zeros(width)
-            extra[f"ecotta.{n}.down"] = down
-            extra[f"ecotta.{n}.up"] = torch.zeros(bottleneck, width)
-        super().__init__(inner, extra)
+            added[f"ecotta.{n}.scale"] = torch.ones(width)
+            added[f"ecotta.{n}.shift"] = torch.zeros(width)
+            added[f"ecotta.{n}.down"] = down
+            added[f"ecotta.{n}.up"] = torch.zeros(bottleneck, width)
+        super().__init__(inner, added)
         self.deviations: list[Tensor] = []
 
     def pool_image(self, pixels: Pixels, hooks: TowerHooks | None = None) -> Tensor:
@@ -56,7 +56,7 @@ class MetaNetworks(BackboneWrapper):
     def block_hook(self, partition: int) -> BlockHook:
         """The meta network of a partition: its input and output `[B, L, W]` → a new output."""
         scale, shift, down, up = (
-            self.extra[f"ecotta.{partition}.{name}"] for name in ("scale", "shift", "down", "up")
+            self.added[f"ecotta.{partition}.{name}"] for name in ("scale", "shift", "down", "up")
         )
 
         def meta_network(inputs: Tensor, outputs: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class EcoTTA(Method):
 
     def meta_selection(self, student: Student) -> Selection:
         """All weights of the meta networks."""
-        return Selection(tuple(find_wrapper(student.backbone, MetaNetworks).extra))
+        return Selection(tuple(find_wrapper(student.backbone, MetaNetworks).added))
 
     def extra_stages(self, student: Student, steps_per_epoch: int) -> Sequence[TrainingStage]:
         """The warm-up."""

@@ -27,11 +27,11 @@ class PromptPool(KeyedPrompts):
         seed: int = 0,
     ) -> None:
         generator = torch_rng("l2p", seed)
-        extra = {
+        added = {
             "l2p.prompts": uniform(generator, pool_size, prompt_length, inner.hidden_size),
             self.keys: uniform(generator, pool_size, inner.embed_dim),
         }
-        super().__init__(inner, extra)
+        super().__init__(inner, added)
         self.top_k, self.batchwise = top_k, batchwise
 
     def select_keys(self, similarities: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class PromptPool(KeyedPrompts):
         similarities = self.similarities(pixels)
         selected = self.select_keys(similarities)
         self.key_similarity = similarities.gather(1, selected).sum(dim=1)
-        prompts = self.extra["l2p.prompts"][selected].flatten(1, 2)  # [B, top_k · length, W]
+        prompts = self.added["l2p.prompts"][selected].flatten(1, 2)  # [B, top_k · length, W]
         return self.inner.pool_image(pixels, replace(hooks or TowerHooks(), prompts=prompts))
 
 

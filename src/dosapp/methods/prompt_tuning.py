@@ -39,7 +39,7 @@ class KeyedPrompts(BackboneWrapper):
         """Cosines `[B, keys]` of the images' queries with the keys."""
         with torch.no_grad():
             queries = self.inner.encode_image(pixels)  # [B, D], without prompts
-        return queries @ normalize(self.extra[self.keys], dim=-1).T
+        return queries @ normalize(self.added[self.keys], dim=-1).T
 
 
 @method_dataclass
@@ -60,7 +60,7 @@ class PromptMethod(Method):
         self.current = torch.zeros(0, dtype=torch.long)  # class indices of the session
 
     def select_parameters(self, student: Student, batches: Batches) -> Selection:
-        return Selection(tuple(self.prompts(student).extra))
+        return Selection(tuple(self.prompts(student).added))
 
     def begin_session(self, student: Student, session: Session) -> None:
         self.current = torch.tensor([student.classes.index(name) for name in session.classes])

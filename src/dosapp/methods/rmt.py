@@ -32,15 +32,15 @@ class Projector(BackboneWrapper):
 
     def __init__(self, inner: Backbone, seed: int) -> None:
         generator, dim, out = torch_rng("projector", seed), inner.embed_dim, PROJECTION_DIM
-        extra = {
+        added = {
             "rmt.first": torch.randn(dim, out, generator=generator) / dim**0.5,
             "rmt.second": torch.randn(out, out, generator=generator) / out**0.5,
         }
-        super().__init__(inner, extra)
+        super().__init__(inner, added)
 
     def __call__(self, features: Tensor) -> Tensor:
-        hidden = (features @ self.extra["rmt.first"]).relu()
-        return normalize(hidden @ self.extra["rmt.second"], dim=-1)
+        hidden = (features @ self.added["rmt.first"]).relu()
+        return normalize(hidden @ self.added["rmt.second"], dim=-1)
 
 
 @method_dataclass
@@ -80,7 +80,7 @@ class RMT(MeanTeacher):
         super().begin_stream(student)
         selection = student.session_selection
         if selection.names and self.lambda_cont:
-            projector = tuple(find_wrapper(student.backbone, Projector).extra)
+            projector = tuple(find_wrapper(student.backbone, Projector).added)
             student.set_trainable(replace(selection, names=(*selection.names, *projector)))
 
     def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
