@@ -13,7 +13,8 @@ from dosapp.backbones.clip import CLIPBackbone, import_transformers
 from dosapp.backbones.registry import TINY, load_backbone
 from dosapp.errors import InputError
 from dosapp.functional.masks import top_count
-from dosapp.methods.prompting import Pool, Prefixes
+from dosapp.methods.dualprompt import PrefixPrompts
+from dosapp.methods.l2p import PromptPool
 from support.settings import SHARED, shared_only
 
 
@@ -38,7 +39,7 @@ def test_text_is_cut_to_the_longest_caption(tiny) -> None:
     short, long = "a star.", "one blue striped square in a photo, quite far away."
     alone = tiny.encode_text([short])
     torch.testing.assert_close(tiny.encode_text([short, long])[0], alone[0])
-    assert tiny.tokens([short]).shape[1] < tiny.tokens([long]).shape[1] <= 32
+    assert tiny.tokenize([short]).shape[1] < tiny.tokenize([long]).shape[1] <= 32
 
 
 def test_a_common_beginning_is_read_once_and_changes_nothing(tiny) -> None:
@@ -55,7 +56,7 @@ def test_a_common_beginning_is_read_once_and_changes_nothing(tiny) -> None:
     apart, together = sum(seen), tiny.encode_text(captions)
     hook.remove()
     torch.testing.assert_close(together, alone)
-    room = tiny.tokens(captions).numel()
+    room = tiny.tokenize(captions).numel()
     assert sum(seen) - apart == room - 5 * len(captions) + 5  # start and four words, once
     direction = torch.randn_like(alone)
     grads = [torch.autograd.grad((f * direction).sum(), weight)[0] for f in (alone, together)]
@@ -71,7 +72,9 @@ def test_what_has_begun_ends_with_the_same_features(tiny) -> None:
     assert torch.equal(tiny.encode_text(words), tiny.encode_text(captions))
     more = TowerHooks(torch.randn(3, 5, 128))
     assert torch.equal(tiny.encode_image(begun, more), tiny.encode_image(pixels, more))
-    for wrapped in (Pool(tiny, 4, 2, 2, False, 0), Prefixes(tiny, 2, 3, 1, 1, 0)):
+    pool = PromptPool(tiny, pool_size=4, prompt_length=2, top_k=2)
+    layers = {"g_prompt_layers": 1, "e_prompt_layers": 1}
+    for wrapped in (pool, PrefixPrompts(tiny, pool_size=2, prompt_length=3, **layers)):
         begun = wrapped.encode_image_trunk(pixels)
         assert torch.equal(wrapped.encode_image(begun), wrapped.encode_image(pixels))
 

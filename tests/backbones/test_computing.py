@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 
-from dosapp.bench.model import pictures, random_clip, small
+from dosapp.bench.model import random_clip, random_images, small
 from dosapp.data.base import Prompts
 from dosapp.errors import DivergedError, InputError
 from dosapp.experiments.plan import plan
@@ -44,7 +44,7 @@ def stepped(**how: object) -> tuple[Student, DoSAPP, list[float]]:
     method.setup(made)
     losses = []
     for step in range(4):
-        pixels, labels = pictures(8, 32, f"batch {step}"), torch.arange(8) % 7
+        pixels, labels = random_images(8, 32, f"batch {step}"), torch.arange(8) % 7
         stream = step > 1
         loss = method.stream_loss(made, pixels).loss if stream else made.clip_loss(pixels, labels)
         assert made.step(loss)
@@ -81,19 +81,19 @@ def test_recomputing_gives_the_gradients_of_the_whole_batch(way) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_recomputing_keeps_less(way) -> None:
-    images = pictures(8, 32).double()
+    images = random_images(8, 32).double()
     everything, less = (kept(student(**how).net, images) for how in ({}, WAYS[way]))
     assert less < 0.3 * everything
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_half_precision_learns_nearly_the_same(precision, tiny, pupil) -> None:
-    pixels, labels = pictures(6, 32), torch.arange(6) % 3
+    pixels, labels = random_images(6, 32), torch.arange(6) % 3
     losses = []
     for how in ("float32", precision):
         net = tiny.shared_copy(own=list(tiny.weights()))
         learner = Learner(pupil(precision=how), net)
-        learner.student.add_classes(["red star", "blue circle", "green heart"], Prompts())
+        learner.student.text_head.add_classes(["red star", "blue circle", "green heart"], Prompts())
         learner.student.set_trainable(Selection(tuple(net.first_mlp_weights())))
         for _ in range(3):
             loss = learner.student.clip_loss(pixels, labels)
@@ -108,7 +108,7 @@ def test_gradients_in_float16_are_scaled_up_and_down_again() -> None:
     one, two = student(), student(precision="float16")
     for made in (one, two):
         made.net.model.float()
-    pixels, labels = pictures(8, 32), torch.arange(8) % 7
+    pixels, labels = random_images(8, 32), torch.arange(8) % 7
     weights = [made.net.first_mlp_weights() for made in (one, two)]
     mine, theirs = (
         next(iter(made.iter_gradients([made.clip_loss(pixels, labels)], w)))
@@ -131,7 +131,7 @@ def test_a_scale_that_has_grown_does_not_spoil_the_scores() -> None:
     made.net.model.float()
     grown = {"scaler/scale": torch.tensor(2.0**40)}  # after very many steps
     made.load_optimizer_state(made.optimizer_state() | grown)
-    weights, pixels = made.net.first_mlp_weights(), pictures(8, 32)
+    weights, pixels = made.net.first_mlp_weights(), random_images(8, 32)
     scores = made.scores(weights, [made.clip_loss(pixels, torch.arange(8) % 7)])
     assert all(found.isfinite().all() and found.any() for found in scores.values())
     with pytest.raises(DivergedError, match="a gradient is not finite"):
@@ -182,7 +182,7 @@ def another(monkeypatch):
 def test_a_learner_moves_from_device_to_device(small, tmp_path) -> None:
     """Learns elsewhere what it learns here; saved there, it goes on here, and back again."""
     here = lived(small(epochs=1, tasks=1), "cpu")
-    pixels = pictures(4, 32)
+    pixels = random_images(4, 32)
     with Elsewhere():
         there = lived(small(epochs=1, tasks=1), DEVICE.type)
         assert all(w.device == DEVICE for w in there.student.backbone.weights().values())
@@ -231,13 +231,13 @@ def test_tensors_on_two_devices_do_not_mix() -> None:
 
 COMPILED = """
 import torch
-from dosapp.bench.model import pictures, random_clip, small
+from dosapp.bench.model import random_clip, random_images, small
 from dosapp.settings import LearnerSettings
 net = random_clip(small())
 with torch.no_grad():
-    plain = net.encode_image(pictures(3, 32))
+    plain = net.encode_image(random_images(3, 32))
     net.compute(LearnerSettings(compile=True))
-    again = net.encode_image(pictures(3, 32))
+    again = net.encode_image(random_images(3, 32))
 torch.testing.assert_close(again, plain, atol=1e-5, rtol=1e-4)
 print("compiled" if "_torchdynamo" in str(vars(net._through)) else "as it was")
 """

@@ -9,9 +9,10 @@ from torch import tensor
 from dosapp.experiments.plan import build_scenario
 from dosapp.functional.losses import distillation_loss, entropy, relation_distillation_loss
 from dosapp.learner.learner import Learner
-from dosapp.methods.distilled import PRD, LwF
-from dosapp.methods.eata import sure_and_new
+from dosapp.methods.eata import select_samples
+from dosapp.methods.lwf import LwF
 from dosapp.methods.mas import MAS
+from dosapp.methods.prd import PRD
 from support import method_checks
 
 
@@ -157,16 +158,16 @@ def test_tent_moves_the_image_towers_norms_and_makes_it_surer(small, tiny) -> No
 
 
 class TestEATA:
-    def test_keeps_what_is_sure_and_new_weighted_by_how_sure(self) -> None:
+    def test_selects_reliable_and_new_images_weighted_by_entropy(self) -> None:
         logits = tensor([[9.0, 0.0, 0.0], [0.1, 0.0, 0.0], [0.0, 9.0, 0.0]])
         limit = 0.4 * math.log(3)
-        keep, weight = sure_and_new(logits, None, 0.4, 0.1)
+        keep, weight = select_samples(logits, None, 0.4, 0.1)
         assert keep.tolist() == [True, False, True]
         sure = softmax([9.0, 0.0, 0.0])
         by_hand = math.exp(limit + sum(p * math.log(p) for p in sure))
         assert weight[0].item() == pytest.approx(by_hand, rel=1e-4)
         familiar = tensor(softmax([9.0, 0.0, 0.0]))
-        assert sure_and_new(logits, familiar, 0.4, 0.1)[0].tolist() == [False, False, True]
+        assert select_samples(logits, familiar, 0.4, 0.1)[0].tolist() == [False, False, True]
 
     def test_fisher_is_the_mean_squared_batch_gradient_of_its_own_labels(self, small, tiny) -> None:
         settings = small(method="zero-shot", adapt="eata")
@@ -186,7 +187,7 @@ class TestEATA:
         learner = Learner(settings.learner(), tiny)
         stream = build_scenario(settings, tiny.preprocess)
         learner.learn(stream.session(0))
-        learner.method.unlabelled.familiar = torch.full((3,), 1 / 3)  # everything is like this
+        learner.method.unlabelled.mean_probs = torch.full((3,), 1 / 3)  # everything is like this
         before = learner.digest()
         assert learner.adapt(stream.session(1).unlabelled.read(range(12))).loss is None
         assert learner.digest() == before

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dosapp.experiments.metrics import (
-    OF_R,
+    MATRIX_METRICS,
     backward_transfer,
     forgetting,
     forgetting_avalanche,
@@ -81,7 +81,7 @@ def test_a_constant_learner_forgets_nothing(size, level) -> None:
     R = np.full((size, size), level)
     assert forgetting(R) == 0
     assert abs(forgetting_spu(R) + level / size) < 1e-9
-    assert all(np.isfinite(formula(R)) for formula in OF_R.values())
+    assert all(np.isfinite(formula(R)) for formula in MATRIX_METRICS.values())
 
 
 @quick

@@ -17,7 +17,7 @@ from dosapp.errors import CorruptRecordError, InputError
 from dosapp.experiments.plan import build_scenario
 from dosapp.experiments.run import run
 from dosapp.history.history import UPGRADES
-from dosapp.history.record import State, checksum
+from dosapp.history.record import State, compute_checksum
 from dosapp.learner.learner import Learner
 from dosapp.learner.replay import ReplayBuffer
 from dosapp.runtime.files import lock_folder, read_json, write_json
@@ -141,7 +141,7 @@ def test_fewer_lessons_than_a_batch_use_the_smaller_batch(pupil, tiny) -> None:
         }
     )
     with pytest.warns(UserWarning, match="5 training images, fewer than a batch of 64"):
-        assert [one.of for one in learner.lessons(lesson)] == [3, 3, 3]
+        assert [one.of for one in learner.training_steps(lesson)] == [3, 3, 3]
 
 
 def test_lessons_go_on_from_any_step(small, tiny) -> None:
@@ -181,9 +181,9 @@ def test_memory_keeps_the_newest_sessions_when_there_are_more_than_pictures(tiny
     memory, stream = ReplayBuffer(capacity=3), build_scenario(small(), tiny.preprocess)
     lessons = stream.session(0).train
     for t in range(5):
-        memory.keep(lessons, torch.full((len(lessons),), t))
+        memory.add_session(lessons, torch.full((len(lessons),), t))
     assert [labels.tolist() for labels in memory.labels] == [[2], [3], [4]]
-    pixels, labels = memory.draw(8, 0)
+    pixels, labels = memory.sample(8, 0)
     assert (len(pixels), sorted(labels.tolist())) == (3, [2, 3, 4])
 
 
@@ -193,7 +193,7 @@ def test_rivals_count_whatever_the_method(method, pupil, tiny, small) -> None:
     losses = []
     for rivals in (False, True):
         net = tiny.shared_copy(own=list(tiny.weights()))
-        learner = Learner(pupil(method=method, rivals=rivals, epochs=1), net)
+        learner = Learner(pupil(method=method, all_class_negatives=rivals, epochs=1), net)
         learner.learn(lesson)
         one = Session.from_images({lesson.classes[0]: torch.zeros(8, 3, 32, 32, dtype=torch.uint8)})
         with warnings.catch_warnings():
@@ -358,10 +358,10 @@ class TestFolders:
     ) -> None:
         learner, stream = taught
         pixels = stream.session(0).unlabelled.read(range(6))
-        copy = learner.at(learner.state(), learns=False)
+        copy = learner.at(learner.state(), trainable=False)
         assert copy.digest() == learner.digest()
         assert copy.predict(pixels) == learner.predict(pixels)
-        mine, theirs = learner.origin.weights(), copy.student.backbone.weights()
+        mine, theirs = learner.pretrained.weights(), copy.student.backbone.weights()
         assert {n for n in mine if mine[n] is not theirs[n]} == learner.student.trained_names
         before = copy.digest()
         learner.adapt(pixels)
@@ -438,7 +438,7 @@ class TestChains:
         learner.save(tmp_path / "x")
         shutil.copytree(tmp_path / "x", tmp_path / "y")
         learner.adapt(stream.session(0).unlabelled.read(range(6)))
-        learner.history(tmp_path / "y").commit(learner.state(), "killed before its checkpoint")
+        learner.history(tmp_path / "y").append(learner.state(), "killed before its checkpoint")
         assert Learner.load(tmp_path / "y").digest() == Learner.load(tmp_path / "x").digest()
 
 
@@ -459,9 +459,9 @@ class TestHistory:
     def test_back_and_forward_again_is_exact(self, kept) -> None:
         learner, folder = kept
         states = learner.history(folder)
-        assert checksum(states.at(5)) == learner.digest()
+        assert compute_checksum(states.at(5)) == learner.digest()
         for number in (1, 3, 5, 2, 4):
-            wanted = checksum(states.at(number))
+            wanted = compute_checksum(states.at(number))
             back = Learner.rollback(folder, number)
             assert back.digest() == wanted == Learner.load(folder).digest()
         reasons = [version.reason for version in learner.history(folder).versions()]
@@ -508,7 +508,7 @@ class TestHistory:
     @pytest.mark.parametrize("file", ["versions/000005.safetensors", "working.safetensors"])
     def test_a_torn_record_does_not_keep_from_the_versions_before_it(self, kept, file) -> None:
         learner, folder = kept
-        wanted, path = checksum(learner.history(folder).at(2)), folder / file
+        wanted, path = compute_checksum(learner.history(folder).at(2)), folder / file
         path.write_bytes(path.read_bytes()[:-100])
         torn = file.startswith("versions")
         with pytest.warns(UserWarning, match="torn") if torn else contextlib.nullcontext():
@@ -524,19 +524,19 @@ class TestHistory:
         """Another writer sets a torn head aside and goes on with the same numbers."""
         learner, folder = kept
         reader = learner.history(folder)
-        before = checksum(reader.at(5))
+        before = compute_checksum(reader.at(5))
         path = folder / "versions" / "000005.safetensors"
         path.write_bytes(path.read_bytes()[:-100])
         with pytest.warns(UserWarning, match="going on from version 4"):
             Learner.rollback(folder, 2)
-        assert checksum(reader.at(5)) != before
-        assert checksum(reader.at(5)) == checksum(reader.at(2))
+        assert compute_checksum(reader.at(5)) != before
+        assert compute_checksum(reader.at(5)) == compute_checksum(reader.at(2))
         reader.at(5)  # read, and replaced again, before the next one
         path.write_bytes(path.read_bytes()[:-100])
         with pytest.warns(UserWarning, match="going on from version 4"):
             Learner.rollback(folder, 3)
         Learner.rollback(folder, 1)
-        assert checksum(reader.at(6)) == checksum(reader.at(1))
+        assert compute_checksum(reader.at(6)) == compute_checksum(reader.at(1))
 
     def test_a_replayed_class_is_forgotten_with_its_pictures(self, small, tiny, tmp_path) -> None:
         stream = build_scenario(small(), tiny.preprocess)
@@ -560,7 +560,7 @@ class TestHistory:
         found = {one.name: one for one in there}
         name = next(iter(learner.student.backbone.first_mlp_weights()))
         now = learner.student.backbone.weights()[name].detach()
-        before = learner.origin.weights()[name].detach()
+        before = learner.pretrained.weights()[name].detach()
         gap = (now - before).double()
         assert found[f"student/{name}"].entries == int((now != before).sum())
         assert found[f"student/{name}"].distance == pytest.approx(float(gap.norm()))
@@ -569,17 +569,17 @@ class TestHistory:
     def test_dropping_old_versions_changes_nothing_that_stays(self, kept) -> None:
         learner, folder = kept
         history = learner.history(folder)
-        wanted = {n: checksum(history.at(n)) for n in (4, 5)}
+        wanted = {n: compute_checksum(history.at(n)) for n in (4, 5)}
         assert learner.history(folder).forget(2) == 3
         again = learner.history(folder)
         assert [v.number for v in again.versions()] == [4, 5]
-        assert {n: checksum(again.at(n)) for n in (4, 5)} == wanted
+        assert {n: compute_checksum(again.at(n)) for n in (4, 5)} == wanted
         assert Learner.load(folder).digest() == learner.digest()
         assert again.versions()[1].parent == again.versions()[0].checksum
         Learner.rollback(folder, 4)
         again = learner.history(folder)
         assert again.forget(2) == 1  # and once more, over one that stands for others
-        assert checksum(learner.history(folder).at(5)) == wanted[5]
+        assert compute_checksum(learner.history(folder).at(5)) == wanted[5]
 
     def test_a_version_dropped_while_one_looks_is_left_out(self, kept, monkeypatch) -> None:
         learner, folder = kept
@@ -606,7 +606,7 @@ class TestHistory:
 
     def test_a_kill_while_dropping_leaves_what_is_needed(self, kept, monkeypatch) -> None:
         learner, folder = kept
-        wanted = checksum(learner.history(folder).at(4))
+        wanted = compute_checksum(learner.history(folder).at(4))
 
         def killed(path: Path) -> None:
             raise KeyboardInterrupt
@@ -617,7 +617,7 @@ class TestHistory:
         monkeypatch.undo()
         again = learner.history(folder)
         assert [v.number for v in again.versions()] == [4, 5]
-        assert checksum(again.at(4)) == wanted
+        assert compute_checksum(again.at(4)) == wanted
         assert Learner.load(folder).digest() == learner.digest()
         assert again.forget(2) == 3  # what the kill had left
         assert not (folder / "versions" / "000001.safetensors").exists()

@@ -128,7 +128,7 @@ class TestTemper:
         logits = learner.student.backbone.logit_scale * learner.student.logits(pixels)
         p = logits.detach().softmax(1)
         by_hand = 1 - float(-(p * p.log()).sum(1).mean()) / math.log(3)
-        view = learner.mitigations.look(learner.student, learner.method, pixels)
+        view = learner.mitigations.check_batch(learner.student, learner.method, pixels)
         assert view.rate == pytest.approx(by_hand, rel=1e-4)
         assert 0 < view.rate < 1
 

@@ -23,7 +23,7 @@ NAMES = ["red plain circle", "blue striped square", "green dotted star"]
 @pytest.fixture
 def student(tiny):
     student = Student(tiny, lr=1e-2, weight_decay=0.2)
-    student.add_classes(NAMES, Prompts())
+    student.text_head.add_classes(NAMES, Prompts())
     return student
 
 
@@ -95,15 +95,15 @@ def test_optimizer_state_exists_only_for_the_selected_entries(student) -> None:
 def test_positions_are_small_and_held_once(student) -> None:
     """Where twins can differ is where weights move, until they have moved elsewhere too."""
     student.set_trainable(masked(student))
-    for name, entries in student._parameters.items():
-        assert entries.where.dtype == torch.int32
-        assert student._differing[name] is entries.where
+    for name, entries in student.trainable.items():
+        assert entries.indices.dtype == torch.int32
+        assert student.differing[name] is entries.indices
     student.set_trainable(masked(student, 0.05))  # the same random numbers: inside the first
-    for name, entries in student._parameters.items():
-        assert len(student._differing[name]) > len(entries.where)
+    for name, entries in student.trainable.items():
+        assert len(student.differing[name]) > len(entries.indices)
     student.set_trainable(masked(student))
-    for name, entries in student._parameters.items():
-        assert student._differing[name] is entries.where
+    for name, entries in student.trainable.items():
+        assert student.differing[name] is entries.indices
 
 
 def test_frozen_tensors_get_no_gradient(student) -> None:
@@ -168,9 +168,9 @@ def test_smoothing_where_twins_can_differ_is_smoothing_everywhere(student) -> No
         student.set_trainable(chosen)
         if turn == 2:
             student.assign(copy(student.backbone))  # from outside: now they could differ anywhere
-            assert all(at is None for at in student._differing.values())
+            assert all(at is None for at in student.differing.values())
             student.find_differences()
-        found = student._differing[chosen.names[0]]
+        found = student.differing[chosen.names[0]]
         assert 0 < len(found) < 0.15 * wanted[chosen.names[0]].numel()
         student.step(student.clip_loss(*batch()))
         student.ema_update(teacher, active=0.8, frozen=0.99)
@@ -208,11 +208,11 @@ def test_two_experts_go_through_the_trunk_once_if_it_is_the_same(student, names,
 
 def test_evaluation_features_are_cached_until_a_weight_moves(student) -> None:
     names = dict.fromkeys(NAMES, Prompts())
-    first = student.class_embeddings(student.backbone, names)
-    assert student.class_embeddings(student.backbone, names) is first
+    first = student.text_head.class_embeddings(student.backbone, names)
+    assert student.text_head.class_embeddings(student.backbone, names) is first
     student.set_trainable(masked(student))
     student.step(student.clip_loss(*batch()))
-    again = student.class_embeddings(student.backbone, names)
+    again = student.text_head.class_embeddings(student.backbone, names)
     assert again is not first
     assert not torch.equal(again, first)
 
@@ -220,7 +220,7 @@ def test_evaluation_features_are_cached_until_a_weight_moves(student) -> None:
 def test_templates_are_averaged_and_normalised(student) -> None:
     two = Prompts(evaluate=("a photo of a {}.", "a {}."))
     mixed = {NAMES[0]: two, NAMES[1]: Prompts()}
-    found = student.class_embeddings(student.backbone, mixed)
+    found = student.text_head.class_embeddings(student.backbone, mixed)
     texts = student.backbone.encode_text([t.format(NAMES[0]) for t in two.evaluate])
     expected = torch.nn.functional.normalize(texts.mean(0), dim=0)
     torch.testing.assert_close(found[0], expected)

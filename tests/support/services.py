@@ -1,4 +1,4 @@
-"""What tests of the service share: a small learner in a folder, and patience."""
+"""Shared by tests of the service: a small learner in a folder, waiting, and a real server."""
 
 import contextlib
 import socket
@@ -16,53 +16,53 @@ from dosapp.settings import RunSettings
 from support.settings import SMALL
 
 
-def taught(net: CLIPBackbone, folder: Path, **changes: object) -> Scenario:
-    """Three classes of two times three, taught and saved; the stream they come from."""
+def save_trained_learner(backbone: CLIPBackbone, folder: Path, **changes: object) -> Scenario:
+    """Train the first three of six classes, save the learner, and return the scenario."""
     settings: RunSettings = RunSettings.parse({**SMALL, **changes})
-    learner = Learner(settings.learner(), net.shared_copy(own=list(net.weights())))
-    stream = build_scenario(settings, net.preprocess)
-    learner.learn(stream.session(0))
-    learner.save(folder, "taught for the tests")
-    return stream
+    learner = Learner(settings.learner(), backbone.shared_copy(own=list(backbone.weights())))
+    scenario = build_scenario(settings, backbone.preprocess)
+    learner.learn(scenario.session(0))
+    learner.save(folder, "trained for the tests")
+    return scenario
 
 
-def until(condition: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     """Wait for something that must happen; the limit is only for when it does not."""
-    end = time.monotonic() + 60
+    deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < end, "it never happened"
+        assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.005)
 
 
-def hold_the_writer(service: LearningService) -> threading.Event:
-    """The writer has no time for anything else until the event is set."""
-    hold, held = threading.Event(), threading.Event()
+def block_writer(service: LearningService) -> threading.Event:
+    """Keep the writer busy until the event is set."""
+    release, started = threading.Event(), threading.Event()
 
     def wait() -> None:
-        held.set()
-        hold.wait()
+        started.set()
+        release.wait()
 
-    service.writer.ask(wait)
-    held.wait()
-    return hold
+    service.writer.submit(wait)
+    started.wait()
+    return release
 
 
 @contextlib.contextmanager
-def at_a_port(service: Service) -> Iterator[str]:
-    """A service behind a real server in this process: its address."""
+def serve_at_port(service: Service) -> Iterator[str]:
+    """Put a service behind a real server in this process, and yield its address."""
     import uvicorn
 
     from dosapp.service.http.app import build_app
 
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        door.listen()  # whoever comes early waits
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()  # early requests wait
         config = uvicorn.Config(build_app(service), log_level="warning", ws="none", lifespan="off")
         server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, args=([door],))
+        thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{door.getsockname()[1]}/"
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
         finally:
             server.should_exit = True
             thread.join()

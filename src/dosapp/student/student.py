@@ -76,7 +76,7 @@ class Student:
         self._scaler = torch.amp.GradScaler(device, init_scale=INITIAL_LOSS_SCALE, enabled=half)
         self._copies: weakref.WeakSet[Backbone] = weakref.WeakSet()
         # Entries in which a copy can differ from the student: flat indices, or None for all.
-        self._differing: dict[str, Tensor | None] = {}
+        self.differing: dict[str, Tensor | None] = {}
         for weight in backbone.weights().values():
             weight.requires_grad_(False)
 
@@ -193,9 +193,9 @@ class Student:
         mask = selection.mask or {}
         self.trainable = {n: SparseParameter(weights[n], mask.get(n)) for n in selection.names}
         for name, parameter in self.trainable.items():
-            known = self._differing.get(name, parameter.indices)
+            known = self.differing.get(name, parameter.indices)
             union = union_indices(known, parameter.indices)
-            self._differing[name] = keep_if_few(union, parameter.weight.numel())
+            self.differing[name] = keep_if_few(union, parameter.weight.numel())
         self._optimizer = None
         if self.trainable:
             towers = self.backbone.tower_weights()  # added parameters are not decayed
@@ -301,7 +301,7 @@ class Student:
             weight = weights[name]
             weight.copy_(value if mask is None else torch.where(mask[name], value, weight))
             if mask is None:
-                self._differing[name] = None
+                self.differing[name] = None
         self.backbone.revision += 1
         self.weights_assigned = True
 
@@ -340,7 +340,7 @@ class Student:
         names, mask = self.selection.names, self.selection.mask or {}
         # A selected weight without a mask trains whole; one that is not selected rests.
         is_active = {n: mask.get(n, n in names) for n in own}
-        differing = {n: at for n, at in self._differing.items() if at is not None}
+        differing = {n: at for n, at in self.differing.items() if at is not None}
         ema_update(own, weights, is_active, active=active, frozen=frozen, differing=differing)
         teacher.revision += 1
 
@@ -353,7 +353,7 @@ class Student:
             masks = [bits_differ(other, weight) for other in copied if other is not weight]
             differs = torch.stack(masks).any(dim=0) if masks else torch.zeros_like(weight).bool()
             union = union_indices(mask_indices(differs), parameter.indices)
-            self._differing[name] = keep_if_few(union, weight.numel())
+            self.differing[name] = keep_if_few(union, weight.numel())
 
     # State of the optimizer
 
@@ -386,7 +386,7 @@ class Student:
 
     def held_tensors(self) -> list[Tensor]:
         """All that the student stores besides the backbone's weights, to measure its memory."""
-        held = [*self.optimizer_state().values(), *self._differing.values()]
+        held = [*self.optimizer_state().values(), *self.differing.values()]
         for parameter in self.trainable.values():
             held += [parameter.values, parameter.values.grad, parameter.indices]
         held += [*(self.selection.mask or {}).values(), *(self.selection.scores or {}).values()]
