@@ -1,75 +1,95 @@
 """The paper's tables as runs of this package.
 
-`paper/tables.yaml` says which run makes each row and what was published; `paper/scales/` says at
-what size.
+`tables.yaml` defines the run behind each row and the published values, `scales/` the data, the
+backbone and the sizes with which they are run.
 """
 
+import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from dosapp.backbones.registry import resolve_lr
-from dosapp.errors import unknown_name
-from dosapp.experiments.grid import seed_list
+from dosapp.errors import DosappError, unknown_name
+from dosapp.experiments.costs import time_sessions
+from dosapp.experiments.grid import parse_seeds
+from dosapp.experiments.plan import plan
+from dosapp.experiments.store import Store
 from dosapp.settings import RunSettings, read_yaml
 
 PAPER = Path(__file__).parent
-LOWER = ("forgetting", "seconds")  # metrics of which less is better
+LOWER_IS_BETTER = ("forgetting", "seconds")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table: the run that makes it, and the published values by dataset."""
+    """One row of a table: the settings of its run, and the published values by dataset."""
 
     name: str
-    run: Mapping[str, Any]
-    values: Mapping[str, Sequence[float | None]]
-    session: int | None = None  # the row is about this session alone
-    inconsistent: str = ""
+    settings: Mapping[str, Any]
+    published: Mapping[str, Sequence[float | None]]  # one value per metric of the table
+    session: int | None = None  # the row shows this session only
+    inconsistent: str = ""  # why the published values cannot be compared
 
 
 @dataclass(frozen=True)
 class Table:
+    """A table or figure of the paper, and the claims that are checked with it."""
+
     name: str
     title: str
     data: Sequence[str]
     metrics: Sequence[str]
     rows: Sequence[Row]
-    claims: Sequence[Sequence[str]] = ()
+    claims: Sequence[Sequence[str]] = ()  # better row, worse row, metric, and perhaps another one
     note: str = ""
-    kind: str = "table"  # or figure, drawn from the same results; or time, measured apart
+    kind: str = "table"  # or "figure", drawn from the same results; or "time", timed separately
 
     def row(self, name: str) -> Row:
+        """The row of that name."""
         return next(row for row in self.rows if row.name == name)
 
-    def contradicted(self, better: str, than: str, metric: str) -> tuple[str, ...]:
-        """Datasets on which the published numbers do not say what the text claims of all."""
+    def contradicting_datasets(self, better: str, than: str, metric: str) -> tuple[str, ...]:
+        """Datasets on which the published numbers contradict a claim."""
         if metric not in self.metrics:
             return ()
-        n, sign = self.metrics.index(metric), -1 if metric in LOWER else 1
-        first, second = self.row(better).values, self.row(than).values
-        found = []
+        n, sign = self.metrics.index(metric), -1 if metric in LOWER_IS_BETTER else 1
+        first, second = self.row(better).published, self.row(than).published
+        datasets = []
         for data in first.keys() & second.keys():
             a, b = first[data][n], second[data][n]
             if a is not None and b is not None and sign * (a - b) < 0:
-                found.append(data)
-        return tuple(sorted(found))
+                datasets.append(data)
+        return tuple(sorted(datasets))
 
 
-def tables() -> dict[str, Table]:
-    found = yaml.safe_load((PAPER / "tables.yaml").read_text())
+def load_tables() -> dict[str, Table]:
+    """Read all tables of the paper from `tables.yaml`.
+
+    Example:
+        >>> load_tables()["main"].row("DoSAPP").published["gtsrb"]
+        [72.33, 1.02]
+    """
+    tables = yaml.safe_load((PAPER / "tables.yaml").read_text())
     return {
-        name: Table(name, **{**said, "rows": [Row(**row) for row in said["rows"]]})
-        for name, said in found.items()
+        name: Table(name, **{**values, "rows": [Row(**row) for row in values["rows"]]})
+        for name, values in tables.items()
     }
 
 
-def table(name: str) -> Table:
-    known = tables()
+def get_table(name: str) -> Table:
+    """Look up a table by name.
+
+    Raises:
+        InputError: There is no such table.
+    """
+    known = load_tables()
     if name not in known:
         raise unknown_name("table", name, known, "dosapp reproduce --list")
     return known[name]
@@ -77,89 +97,150 @@ def table(name: str) -> Table:
 
 @dataclass(frozen=True)
 class Scale:
-    """How large: which data stands for the paper's, and the settings every run shares."""
+    """A size at which the tables are run: data, backbone, and the settings that all runs share."""
 
     name: str
     seeds: str
     settings: Mapping[str, Any]
-    memory: Mapping[int, int]
-    references: str = ""
-    data: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by data, method
-    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what each has its own
+    buffer_sizes: Mapping[int, int]  # replay buffer in the paper → at this scale
+    references: str = ""  # images with captions for ZSCL
+    data: Mapping[str, Sequence[str]] = field(default_factory=dict)  # empty: the paper's datasets
+    learning_rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # data → method
+    method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def named(cls, name: str) -> "Scale":
+    def from_name(cls, name: str) -> "Scale":
+        """Read a scale from `scales/NAME.yaml`.
+
+        Raises:
+            InputError: There is no such scale.
+
+        Example:
+            >>> Scale.from_name("tiny").seeds
+            '0-2'
+        """
         known = [file.stem for file in (PAPER / "scales").glob("*.yaml")]
         if name not in known:
             raise unknown_name("scale", name, known)
         return cls(name, **read_yaml(PAPER / "scales" / f"{name}.yaml"))
 
     def datasets(self, data: Sequence[str]) -> Sequence[str]:
-        """The datasets that are run; at the paper's scale, the paper's."""
+        """The datasets that stand for the paper's at this scale."""
         if not self.data:
             return data
         return self.data["long" if any("+" in name for name in data) else "single"]
 
     def rows(self, table: Table) -> Iterator[tuple[Row, str]]:
-        """Every row on every dataset."""
+        """Every row with every dataset."""
         for row in table.rows:
             for data in self.datasets(table.data):
                 yield row, data
 
     def missing_input(self, row: Row) -> str:
-        """What has to be given before a row can be run."""
-        if "references" not in row.run.get("options", {}) or self.references:
+        """The reason why a row cannot be run; empty if it can."""
+        if "ref_dataset" not in row.settings.get("options", {}) or self.references:
             return ""
         return (
-            f"row '{row.name}' needs reference pictures with captions and is left out; "
+            f"row '{row.name}' needs reference images with captions and is left out; "
             "give --references, a dataset, folder or CSV"
         )
 
     def runs(self, row: Row, data: str) -> list[RunSettings]:
-        """The same run for every seed."""
-        method = row.run["method"]
-        own = dict(self.methods.get(method, {}))
-        if method in self.rates.get(data, {}):
-            own["lr"] = self.rates[data][method]
-        values = {**self.settings, **own, **row.run, "data": data}
-        if values.get("memory"):
-            values["memory"] = self.memory[values["memory"]]
-        if "references" in values.get("options", {}):
-            values["options"] = {**values["options"], "references": self.references}
-        seeds = seed_list(self.seeds)
+        """The runs of a row on a dataset, one per seed."""
+        method = row.settings["method"]
+        own = dict(self.method_settings.get(method, {}))
+        if method in self.learning_rates.get(data, {}):
+            own["lr"] = self.learning_rates[data][method]
+        values = {**self.settings, **own, **row.settings, "data": data}
+        if values.get("buffer_size"):
+            values["buffer_size"] = self.buffer_sizes[values["buffer_size"]]
+        if "ref_dataset" in values.get("options", {}):
+            values["options"] = {**values["options"], "ref_dataset": self.references}
+        seeds = parse_seeds(self.seeds)
         return [RunSettings.parse({**values, "seed": seed}) for seed in seeds]
 
 
-def runs(names: Sequence[str], scale: Scale) -> list[RunSettings]:
-    """Every run the tables need, each once, a whole table early. Seconds are not made of runs."""
-    found: dict[str, RunSettings] = {}
-    for name in names:
-        for row, data in scale.rows(table(name)):
-            if table(name).kind != "time" and not scale.missing_input(row):
-                found |= {one.model_dump_json(): one for one in scale.runs(row, data)}
-    return sorted(found.values(), key=lambda one: one.seed)
+def list_runs(names: Sequence[str], scale: Scale) -> list[RunSettings]:
+    """List every run that the tables need, each once, sorted by seed.
+
+    Args:
+        names: Names of tables. A table of times has no runs: see `list_timed_runs`.
+        scale: The scale.
+
+    Returns:
+        The settings of the runs.
+    """
+    planned: dict[str, RunSettings] = {}
+    for table in map(get_table, names):
+        for row, data in scale.rows(table):
+            if table.kind != "time" and not scale.missing_input(row):
+                planned |= {run.model_dump_json(): run for run in scale.runs(row, data)}
+    return sorted(planned.values(), key=lambda run: run.seed)
 
 
-def timed_runs(scale: Scale) -> dict[str, RunSettings]:
-    """The runs whose sessions take turns in the table of seconds, by row."""
-    known = table("time")
-    data = scale.datasets(known.data)[0]
-    return {row.name: scale.runs(row, data)[0] for row in known.rows}
+def list_timed_runs(scale: Scale) -> dict[str, RunSettings]:
+    """The runs whose sessions are timed in turns, by row."""
+    table = get_table("time")
+    data = scale.datasets(table.data)[0]
+    return {row.name: scale.runs(row, data)[0] for row in table.rows}
 
 
-def command(settings: RunSettings) -> str:
-    """What to type to get this run: everything that is not the default, and the rate in force."""
-    usual, words = RunSettings(), ["dosapp", "run"]
+def check_stored(
+    names: Sequence[str], scale: Scale, folder: Path
+) -> list[tuple[RunSettings, bool]]:
+    """List every run that the tables need, timed ones included, and whether it is stored.
+
+    Args:
+        names: Names of tables.
+        scale: The scale.
+        folder: The result store; it need not exist.
+
+    Returns:
+        Settings, and whether the result is in the store. A run whose data or backbone is not
+        available here counts as missing.
+    """
+    store, timed = Store(folder), list_timed_runs(scale) if "time" in names else {}
+
+    def is_stored(run: RunSettings) -> bool:
+        return (store.run_folder(plan(run)) / "result.json").exists()
+
+    def is_timed() -> bool:
+        return time_sessions(timed, folder, measure=False) is not None
+
+    checks: list[tuple[list[RunSettings], Callable[[], bool]]]
+    checks = [([run], partial(is_stored, run)) for run in list_runs(names, scale)]
+    checks += [(list(timed.values()), is_timed)] if timed else []
+    stored = []
+    for runs, check in checks:
+        try:
+            with warnings.catch_warnings(action="ignore"):  # they are shown when it is computed
+                found = folder.exists() and check()
+        except DosappError:  # its data or backbone is not available
+            found = False
+        stored += [(run, found) for run in runs]
+    return stored
+
+
+def format_command(settings: RunSettings) -> str:
+    """The command line of a run: everything that is not a default, and the learning rate.
+
+    Numbers are printed exactly, so that the command has the same key as the settings.
+
+    Example:
+        >>> format_command(RunSettings(method="spu", lr=0.123456789, options={"sparsity": 0.3}))
+        'dosapp run --method spu --lr 0.123456789 --set sparsity=0.3'
+    """
+    defaults, words = RunSettings(), ["dosapp", "run"]
     settings = resolve_lr(settings)
-    for name, value in settings.model_dump(mode="json").items():
-        if value == getattr(usual, name) or name == "options":
+    for name, value in settings.model_dump(mode="json", exclude={"options"}).items():
+        if value == getattr(defaults, name):
             continue
         flag = "--" + name.replace("_", "-")
         if isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-", 1))
         else:
-            words += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+            words += [flag, str(value)]
     for name, value in settings.options.items():
-        words += ["--set", f"{name}={value}"]
+        text = yaml.safe_dump(value, default_flow_style=True, width=math.inf)
+        words += ["--set", f"{name}=" + text.removesuffix("...\n").strip()]
     return shlex.join(words)

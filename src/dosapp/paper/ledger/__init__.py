@@ -1,7 +1,7 @@
-"""What came out, beside the paper: ledgers of stored results.
+"""Ledgers: our results beside the paper's tables, filled from stored results only.
 
-A cell is filled from a stored result or not at all. At the paper's scale a number is set against
-the paper's, at the smaller ones its claims are.
+At the paper's scale numbers are compared with the published ones; at smaller scales the paper's
+claims are checked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,48 +12,63 @@ from dosapp.errors import InputError
 from dosapp.experiments.result import Result
 from dosapp.paper.ledger.table import Ledger
 from dosapp.paper.ledger.timing import TimeLedger
-from dosapp.paper.reproduce import Scale, table
+from dosapp.paper.reproduce import Scale, get_table
 from dosapp.runtime.files import read_json, write_bytes, write_json
 
 
-def open_ledgers(
+def read_ledgers(
     names: Sequence[str], scale: Scale, folder: Path, measure: bool = False
 ) -> list[Ledger]:
-    """The ledgers of some tables, each result read once."""
-    read: dict[str, Result | None] = {}
-    kinds = [TimeLedger if table(name).kind == "time" else Ledger for name in names]
-    return [kind(n, scale, folder, measure, read) for kind, n in zip(kinds, names, strict=True)]
+    """Build the ledgers of some tables; each stored result is read once.
+
+    Args:
+        names: Names of tables.
+        scale: The scale at which they were run.
+        folder: The result store.
+        measure: Whether missing times are measured now; nothing else is ever computed.
+
+    Returns:
+        One ledger per table.
+    """
+    cache: dict[str, Result | None] = {}
+    kinds = [TimeLedger if get_table(name).kind == "time" else Ledger for name in names]
+    return [kind(n, scale, folder, measure, cache) for kind, n in zip(kinds, names, strict=True)]
 
 
-def markdown(ledgers: Sequence[Ledger]) -> str:
-    return "\n".join(ledger_table.markdown() for ledger_table in ledgers)
+def format_ledgers(ledgers: Sequence[Ledger]) -> str:
+    """The ledgers as one Markdown document."""
+    return "\n".join(ledger.markdown() for ledger in ledgers)
 
 
-def write(ledgers: Sequence[Ledger], place: Path) -> None:
-    """`.md` and `.json`, but never instead of ones that were filled from more."""
-    facts, listing = [ledger_table.facts() for ledger_table in ledgers], place.with_suffix(".json")
-    fewer = lost(read_json(listing), facts) if listing.exists() else 0
-    if fewer:
+def write_ledgers(ledgers: Sequence[Ledger], path: Path) -> None:
+    """Write `path.md` and `path.json`.
+
+    Raises:
+        InputError: The ledger at this path was filled from more results.
+    """
+    values, json_path = [ledger.to_dict() for ledger in ledgers], path.with_suffix(".json")
+    lost = count_lost_cells(read_json(json_path), values) if json_path.exists() else 0
+    if lost:
         raise InputError(
-            f"{listing} stays as it is, since {fewer} of its cells would have fewer seeds now; "
-            "give the data and settings it was made with, or another --out"
+            f"'{json_path}' is kept, because {lost} of its cells would have fewer seeds now; "
+            "give the data and settings it was written with, or another --out"
         )
-    write_json(listing, facts)
-    write_bytes(place.with_suffix(".md"), markdown(ledgers).encode())
+    write_json(json_path, values)
+    write_bytes(path.with_suffix(".md"), format_ledgers(ledgers).encode())
 
 
-def lost(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> int:
-    """Cells of some ledgers that were filled from more seeds than they are now."""
+def count_lost_cells(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> int:
+    """Count the cells that have fewer seeds in the new ledgers than in the old ones."""
 
-    def seeds(ledgers: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], int]:
+    def count_seeds(ledgers: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], int]:
         return {
-            (ledger_table["table"], cell["row"], cell.get("data"), cell.get("metric")): cell.get(
+            (ledger["table"], cell["row"], cell.get("data"), cell.get("metric")): cell.get(
                 "seeds", 1
             )
-            for ledger_table in ledgers
-            for cell in ledger_table.get("cells", ledger_table.get("rows", []))
+            for ledger in ledgers
+            for cell in ledger.get("cells", ledger.get("rows", []))
             if cell["ours"] is not None
         }
 
-    now = seeds(new)
-    return sum(count > now.get(cell, 0) for cell, count in seeds(old).items())
+    seeds = count_seeds(new)
+    return sum(count > seeds.get(cell, 0) for cell, count in count_seeds(old).items())

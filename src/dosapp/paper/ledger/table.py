@@ -1,4 +1,4 @@
-"""A table at a scale, read from a store of results. It never runs anything."""
+"""The ledger of one table at one scale, read from a result store. It never runs anything."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -6,194 +6,214 @@ from pathlib import Path
 from typing import Any
 
 from dosapp.errors import DosappError, InputError
-from dosapp.experiments.grid import seed_list
+from dosapp.experiments.grid import parse_seeds
 from dosapp.experiments.plan import plan
 from dosapp.experiments.result import Result, check_paired
 from dosapp.experiments.store import Store
-from dosapp.paper.ledger.cells import Cell, value_of
+from dosapp.paper.ledger.cells import Cell, read_metric
 from dosapp.paper.ledger.verdicts import Verdict, judge_claim
-from dosapp.paper.reproduce import Row, Scale, table
+from dosapp.paper.reproduce import Row, Scale, get_table
 from dosapp.runtime.extras import missing_extra
 from dosapp.settings import RunSettings
 
 
 class Ledger:
+    """A table of the paper beside the stored results of a scale.
+
+    Args:
+        name: Name of the table.
+        scale: The scale at which it was run.
+        folder: The result store.
+        measure: Whether missing times may be measured (`TimeLedger` only).
+        cache: Results that other ledgers have read, by settings; tables share many rows.
+    """
+
     def __init__(
         self,
         name: str,
         scale: Scale,
         folder: Path,
         measure: bool = False,
-        read: dict[str, Result | None] | None = None,
+        cache: dict[str, Result | None] | None = None,
     ) -> None:
-        self.table, self.scale, self.store = table(name), scale, Store(folder)
-        self.may_measure = measure  # the table of seconds is not made of runs
-        self.reasons: list[str] = []  # why rows are left out, or there is no figure
-        self.unread: list[str] = []  # why rows could not be looked up
-        self._read = {} if read is None else read  # tables share many rows
+        self.table, self.scale, self.store = get_table(name), scale, Store(folder)
+        self.measure = measure
+        self.notes: list[str] = []  # rows that are left out, figures that cannot be drawn
+        self.unavailable: list[str] = []  # data or backbones without which results are not found
+        self._cache = {} if cache is None else cache
 
     def _results(self, row: Row, data: str) -> dict[int, Result]:
-        """By seed, those that are there."""
-        found: dict[int, Result] = {}
+        """The stored results of a row on a dataset, by seed."""
+        results: dict[int, Result] = {}
         if reason := self.scale.missing_input(row):
-            self.reasons.append(reason)
-            return found
+            self.notes.append(reason)
+            return results
         for settings in self.scale.runs(row, data):
             key = settings.model_dump_json()
-            if key not in self._read:
-                self._read[key] = self._stored(settings)
-            result = self._read[key]
+            if key not in self._cache:
+                self._cache[key] = self._read_result(settings)
+            result = self._cache[key]
             if result is not None:
-                found[settings.seed] = result
-        return found
+                results[settings.seed] = result
+        return results
 
-    def _stored(self, settings: RunSettings) -> Result | None:
+    def _read_result(self, settings: RunSettings) -> Result | None:
         try:
             planned = plan(settings)
-        except DosappError as error:  # no data or no backbone here: then it has not been run here
-            self.unread.append(str(error))
+        except DosappError as error:  # without its data or backbone it was not run here
+            self.unavailable.append(str(error))
             return None
-        place = self.store.place(planned) / "result.json"
-        if not place.exists():
+        path = self.store.run_folder(planned) / "result.json"
+        if not path.exists():
             return None
-        found = Result.read(place)
-        if (found.key, found.stream["hash"]) != (planned.key, planned.scenario.hash):
+        result = Result.read(path)
+        if (result.key, result.stream["hash"]) != (planned.key, planned.scenario.hash):
             raise InputError(
-                f"'{place}' is the result of another run ({found.label}); delete it and run again"
+                f"'{path}' is the result of another run ({result.label}); delete it and run again"
             )
-        return found
+        return result
 
     def cells(self) -> list[Cell]:
-        paper, asked = not self.scale.data, len(seed_list(self.scale.seeds))
+        """Every row × dataset × metric of the table."""
+        is_paper, seeds = not self.scale.data, len(parse_seeds(self.scale.seeds))
         return [
             Cell(
                 row,
                 data,
                 metric,
-                row.values[data][n] if paper else None,
+                row.published[data][n] if is_paper else None,
                 list(self._results(row, data).values()),
                 self.scale.runs(row, data)[0],
-                asked,
-                paper,
+                seeds,
+                is_paper,
             )
             for row, data in self.scale.rows(self.table)
             for n, metric in enumerate(self.table.metrics)
         ]
 
     def verdicts(self) -> list[Verdict]:
-        found = []
+        """Judge every claim by the differences of results with the same dataset and seed."""
+        verdicts = []
         for better, than, metric, *other in self.table.claims:
-            against, differences = (other[0] if other else metric), []
-            besides = () if other else self.table.contradicted(better, than, metric)
+            other_metric, differences = (other[0] if other else metric), []
+            excluded = () if other else self.table.contradicting_datasets(better, than, metric)
             for data in self.scale.datasets(self.table.data):
-                if data in besides:
+                if data in excluded:
                     continue
-                ours = self._results(self.table.row(better), data)
-                theirs = self._results(self.table.row(than), data)
-                for seed in ours.keys() & theirs.keys():
-                    check_paired(ours[seed], theirs[seed])
-                    a, b = value_of(ours[seed], metric), value_of(theirs[seed], against)
+                first = self._results(self.table.row(better), data)
+                second = self._results(self.table.row(than), data)
+                for seed in first.keys() & second.keys():
+                    check_paired(first[seed], second[seed])
+                    a = read_metric(first[seed], metric)
+                    b = read_metric(second[seed], other_metric)
                     if a is not None and b is not None:
                         differences.append(a - b)
-            verdict = replace(judge_claim(better, than, metric, differences), besides=besides)
-            if other:  # the same row, two of its numbers
-                verdict = replace(verdict, better=metric, than=against, metric="the mean")
-            found.append(verdict)
-        return found
+            verdict = replace(judge_claim(better, than, metric, differences), excluded=excluded)
+            if other:  # two metrics of the same row
+                verdict = replace(verdict, better=metric, than=other_metric, metric="the mean")
+            verdicts.append(verdict)
+        return verdicts
 
-    def draw(self, place: Path) -> None:
-        """The paper's figure, or the numbers a table varies, as PNG, SVG and PDF at the place."""
+    def draw_figure(self, path: Path) -> None:
+        """Draw the paper's figure or the table's sweeps to `path.png`, `.svg` and `.pdf`."""
         try:
             import matplotlib.pyplot as plt
 
             from dosapp.report import figures
-            from dosapp.report.tables import rows
+            from dosapp.report.tables import build_rows
         except ImportError as error:
-            self.reasons.append(str(missing_extra("a figure", "report", error)))
+            self.notes.append(str(missing_extra("a figure", "report", error)))
             return
 
-        found = rows([r for cell in self.cells() for r in cell.results])
-        maps = self.table.kind == "figure"
-        figure = (figures.forgetting_maps if maps else figures.swept)(found) if found else None
+        rows = build_rows([r for cell in self.cells() for r in cell.results])
+        is_map = self.table.kind == "figure"
+        plot = figures.plot_forgetting_maps if is_map else figures.plot_sweeps
+        figure = plot(rows) if rows else None
         if figure is not None:
-            figures.write(figure, place.parent, place.name)
+            figures.save_figure(figure, path.parent, path.name)
             plt.close(figure)
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
+        """The ledger as it is stored in a JSON file."""
         return {
             "table": self.table.name,
             "title": self.table.title,
             "scale": self.scale.name,
             "note": self.table.note,
-            **self.numbers(),
-            "claims": [verdict.facts() for verdict in self.verdicts()],
+            **self.entries(),
+            "claims": [verdict.to_dict() for verdict in self.verdicts()],
         }
 
-    def numbers(self) -> dict[str, Any]:
-        return {"cells": [cell.facts() for cell in self.cells()]}
+    def entries(self) -> dict[str, Any]:
+        """The numbers of the ledger, for `to_dict`."""
+        return {"cells": [cell.to_dict() for cell in self.cells()]}
 
     def markdown(self) -> str:
+        """The ledger in Markdown."""
         table, cells = self.table, self.cells()
-        paper = not self.scale.data
         lines = [f"## {table.title}", ""]
-        for note in filter(None, (table.note, self._memories())):
+        for note in filter(None, (table.note, self._buffer_note())):
             lines += [note, ""]
         for data in self.scale.datasets(table.data):
             head = ["row", *table.metrics, "seeds", "steps on the stream", "status"]
-            lines += [f"**{data}**", "", line(head), line(["---"] * len(head))]
+            lines += [f"**{data}**", "", markdown_row(head), markdown_row(["---"] * len(head))]
             for row in table.rows:
-                mine = [c for c in cells if c.row is row and c.data == data]
-                steps = mine[0].facts()["steps"]
-                said = " ".join(map(str, steps)) if steps else "–"
-                status = " / ".join(dict.fromkeys(c.status for c in mine))
-                status += f" ({row.inconsistent})" if paper and row.inconsistent else ""
-                shown = [_shown(c) for c in mine]
-                lines.append(line([row.name, *shown, str(len(mine[0].values)), said, status]))
+                row_cells = [c for c in cells if c.row is row and c.data == data]
+                steps = row_cells[0].to_dict()["steps"]
+                status = " / ".join(dict.fromkeys(c.status for c in row_cells))
+                if row.inconsistent and not self.scale.data:
+                    status += f" ({row.inconsistent})"
+                values = [row.name, *map(_format_cell, row_cells), str(len(row_cells[0].values))]
+                steps_text = " ".join(map(str, steps)) if steps else "–"
+                lines.append(markdown_row([*values, steps_text, status]))
             lines.append("")
-        return "\n".join([*lines, *self._claims(), *self._made(cells), ""])
+        return "\n".join([*lines, *self.claim_lines(), *self._provenance_lines(cells), ""])
 
-    def _memories(self) -> str:
-        """Rows are called as in the paper, though memories are smaller here."""
-        theirs = dict.fromkeys(filter(None, (row.run.get("memory") for row in self.table.rows)))
-        said = [f"{n} pictures is one of {self.scale.memory[n]}" for n in theirs]
-        return f"A memory of {' and of '.join(said)} here." if said and self.scale.data else ""
+    def _buffer_note(self) -> str:
+        """Rows have the paper's names, though replay buffers are smaller at smaller scales."""
+        sizes = (row.settings.get("buffer_size") for row in self.table.rows)
+        texts = [f"{n} images is {self.scale.buffer_sizes[n]}" for n in dict.fromkeys(sizes) if n]
+        if not texts or not self.scale.data:
+            return ""
+        return f"A replay buffer of {', one of '.join(texts)} at this scale."
 
-    def _claims(self) -> Iterator[str]:
-        """At the paper's scale its numbers are set against ours instead."""
+    def claim_lines(self) -> Iterator[str]:
+        """A table of the claims and verdicts; empty at the paper's scale, which compares cells."""
         if not self.table.claims or not self.scale.data:
             return
-        yield line(["claim of the paper", "our difference", "verdict"])
-        yield line(["---"] * 3)
+        yield markdown_row(["claim of the paper", "our difference", "verdict"])
+        yield markdown_row(["---"] * 3)
+        datasets = self.scale.datasets(self.table.data)
         for v in self.verdicts():
             gap = "–" if v.difference is None else f"{v.difference:+.1f}"
-            gap += "" if v.half is None else f" ± {v.half:.1f} ({v.pairs} pairs)"
-            words = f"{v.better} better than {v.than} in {v.metric.replace('_', ' ')}"
-            left = [name for name in v.besides if name in self.scale.datasets(self.table.data)]
-            words += f" (but in the paper not on {' and '.join(left)})" if left else ""
-            yield line([words, gap, v.said])
+            gap += "" if v.half_interval is None else f" ± {v.half_interval:.1f} ({v.pairs} pairs)"
+            claim = f"{v.better} better than {v.than} in {v.metric.replace('_', ' ')}"
+            excluded = [name for name in v.excluded if name in datasets]
+            claim += f" (but in the paper not on {' and '.join(excluded)})" if excluded else ""
+            yield markdown_row([claim, gap, v.outcome])
         yield ""
 
-    def _made(self, cells: Sequence[Cell]) -> Iterator[str]:
-        """How each row came about, folded away."""
-        seed = seed_list(self.scale.seeds)[0]
-        yield f"<details><summary>How each row was made (seed {seed})</summary>"
+    def _provenance_lines(self, cells: Sequence[Cell]) -> Iterator[str]:
+        """The command of each row and where its results come from, in a folded block."""
+        seed = parse_seeds(self.scale.seeds)[0]
+        yield f"<details><summary>Commands and provenance (seed {seed})</summary>"
         yield ""
         for cell in cells:
             if cell.metric != self.table.metrics[0]:
                 continue
-            fact = cell.facts()
-            yield f"- {cell.row.name}, {cell.data}: `{fact['command']}`"
+            facts = cell.to_dict()
+            yield f"- {cell.row.name}, {cell.data}: `{facts['command']}`"
             if cell.results:
-                without = f", without {n} bad picture(s)" if (n := fact["left_out"]) else ""
+                skipped = f", without {n} unreadable image(s)" if (n := facts["left_out"]) else ""
                 yield (
-                    f"  backbone {fact['backbone']}, streams {' '.join(fact['stream'])}{without}, "
-                    f"{fact['machine']}, {fact['finished']}"
+                    f"  backbone {facts['backbone']}, streams {' '.join(facts['stream'])}{skipped},"
+                    f" {facts['machine']}, {facts['finished']}"
                 )
         yield ""
         yield "</details>"
 
 
-def _shown(cell: Cell) -> str:
+def _format_cell(cell: Cell) -> str:
     if cell.mean is None:
         ours = "–"
     else:
@@ -204,5 +224,6 @@ def _shown(cell: Cell) -> str:
     return f"{ours} (paper {'–' if cell.published is None else cell.published}{gap})"
 
 
-def line(cells: Sequence[str]) -> str:
+def markdown_row(cells: Sequence[str]) -> str:
+    """One line of a Markdown table."""
     return "| " + " | ".join(cells) + " |"

@@ -1,7 +1,6 @@
-"""The table of seconds: measured in turns, in one process, and never a timed test.
+"""The ledger of the table of times, which are measured in turns inside one process.
 
-On another machine seconds say nothing, so it is their ratios to DoSAPP's that are set against the
-paper's.
+Seconds of another machine cannot be compared, so ratios to DoSAPP are compared with the paper's.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,102 +10,108 @@ from typing import Any
 
 from dosapp.errors import InputError
 from dosapp.experiments.costs import time_sessions
-from dosapp.paper.ledger.cells import foreign
-from dosapp.paper.ledger.table import Ledger, line
+from dosapp.paper.ledger.cells import find_mismatch
+from dosapp.paper.ledger.table import Ledger, markdown_row
 from dosapp.paper.ledger.verdicts import Verdict, judge_claim
-from dosapp.paper.reproduce import command, timed_runs
+from dosapp.paper.reproduce import format_command, list_timed_runs
 
-NEAR = 0.1  # a ratio that is as near to the paper's is called reproduced
+TOLERANCE = 0.1  # difference of ratios up to which they are called reproduced
 
 
 class TimeLedger(Ledger):
-    def draw(self, place: Path) -> None:
-        """There is nothing to draw."""
+    """Seconds per session, and their ratios to DoSAPP's."""
+
+    def draw_figure(self, path: Path) -> None:
+        """Draw nothing: the table has no figure."""
 
     @cached_property
     def measured(self) -> dict[str, Any]:
+        """The stored times; `seconds` is empty if there are none."""
         try:
-            found = time_sessions(timed_runs(self.scale), self.store.folder, self.may_measure)
+            times = time_sessions(list_timed_runs(self.scale), self.store.folder, self.measure)
         except InputError as error:
-            self.unread.append(str(error))
-            found = None
-        if found and "tasks" not in found and not self.scale.data:
-            found = None  # from before what was learned was written down: it cannot be compared
-        return found or {"seconds": {}}
+            self.unavailable.append(str(error))
+            times = None
+        if times and "tasks" not in times and not self.scale.data:
+            times = None  # an old file without image counts cannot be compared with the paper
+        return times or {"seconds": {}}
 
-    def times(self) -> list[dict[str, Any]]:
-        """A row each: seconds by session, and all of it as a ratio to DoSAPP's."""
-        found, ours = self.measured, self.measured["seconds"]
+    def time_rows(self) -> list[dict[str, Any]]:
+        """One dictionary per row: seconds by session, and the ratio of the sums to DoSAPP's."""
+        times, seconds = self.measured, self.measured["seconds"]
+        runs = list_timed_runs(self.scale)
         published = {
-            row.name: [value or 0.0 for line in row.values.values() for value in line]
+            row.name: [value or 0.0 for values in row.published.values() for value in values]
             for row in self.table.rows
         }
-        rows, strange = [], ""
-        if ours and not self.scale.data:
-            data = timed_runs(self.scale)["DoSAPP"].data
-            strange = foreign(data, found["backbone"], found["tasks"])
-        for name, settings in timed_runs(self.scale).items():
+        rows, mismatch = [], ""
+        if seconds and not self.scale.data:
+            mismatch = find_mismatch(runs["DoSAPP"].data, times["backbone"], times["tasks"])
+        for name, settings in runs.items():
             paper = None if self.scale.data else sum(published[name]) / sum(published["DoSAPP"])
-            ratio = sum(ours[name]) / sum(ours["DoSAPP"]) if ours else None
-            gap = None if paper is None or ratio is None or strange else ratio - paper
-            status = f"run with another {strange}" if strange else "run"
+            ratio = sum(seconds[name]) / sum(seconds["DoSAPP"]) if seconds else None
+            gap = None if paper is None or ratio is None or mismatch else ratio - paper
+            status = f"run with another {mismatch}" if mismatch else "run"
             if gap is not None:
-                status = "reproduced" if abs(gap) <= NEAR else "differs"
+                status = "reproduced" if abs(gap) <= TOLERANCE else "differs"
             rows.append(
                 {
                     "row": name,
                     "paper_seconds": None if self.scale.data else published[name],
-                    "seconds": ours.get(name),
+                    "seconds": seconds.get(name),
                     "paper": paper,
                     "ours": ratio,
                     "difference": gap,
-                    "status": status if ours else "not run",
-                    "command": command(settings),
-                    "seeds": 1 if ours else 0,
-                    "steps": found.get("steps", {}).get(name),
-                    "stream": found.get("streams", {}).get(name),
-                    "backbone": found.get("backbones", {}).get(name),
-                    "machine": found.get("machine"),
-                    "finished": found.get("finished"),
+                    "status": status if seconds else "not run",
+                    "command": format_command(settings),
+                    "seeds": 1 if seconds else 0,
+                    "steps": times.get("steps", {}).get(name),
+                    "stream": times.get("streams", {}).get(name),
+                    "backbone": times.get("backbones", {}).get(name),
+                    "machine": times.get("machine"),
+                    "finished": times.get("finished"),
                 }
             )
         return rows
 
     def verdicts(self) -> list[Verdict]:
-        """Sessions are the pairs."""
-        ours = self.measured["seconds"]
+        """Judge every claim; the sessions are the pairs."""
+        seconds = self.measured["seconds"]
         return [
-            judge_claim(a, b, metric, [x - y for x, y in zip(ours[a], ours[b], strict=True)])
-            if ours
+            judge_claim(a, b, metric, [x - y for x, y in zip(seconds[a], seconds[b], strict=True)])
+            if seconds
             else judge_claim(a, b, metric, [])
             for a, b, metric in self.table.claims
         ]
 
-    def numbers(self) -> dict[str, Any]:
-        return {"rows": self.times()}
+    def entries(self) -> dict[str, Any]:
+        """The numbers of the ledger, for `to_dict`."""
+        return {"rows": self.time_rows()}
 
     def markdown(self) -> str:
-        rows, ours = self.times(), self.measured["seconds"]
+        """The ledger in Markdown."""
+        rows, seconds = self.time_rows(), self.measured["seconds"]
         lines = [f"## {self.table.title}", "", self.table.note, ""]
-        lines += [line(["session", *(row["row"] for row in rows)])]
-        lines += [line(["---"] * (len(rows) + 1))]
-        for t, base in enumerate(ours.get("DoSAPP", [])):
-            cells = [f"{s[t]:.1f} ({s[t] / base:.2f})" for s in ours.values()]
-            lines.append(line([str(t + 1), *cells]))
-        total = [f"{sum(row['seconds']):.1f} ({row['ours']:.2f})" for row in rows if ours]
-        lines.append(line(["all", *(total or ["–"] * len(rows))]))
+        lines += [markdown_row(["session", *(row["row"] for row in rows)])]
+        lines += [markdown_row(["---"] * (len(rows) + 1))]
+        for t, base in enumerate(seconds.get("DoSAPP", [])):
+            cells = [f"{s[t]:.1f} ({s[t] / base:.2f})" for s in seconds.values()]
+            lines.append(markdown_row([str(t + 1), *cells]))
+        total = [f"{sum(row['seconds']):.1f} ({row['ours']:.2f})" for row in rows if seconds]
+        lines.append(markdown_row(["all", *(total or ["–"] * len(rows))]))
         if not self.scale.data:
-            lines.append(line(["paper", *(f"({row['paper']:.2f})" for row in rows)]))
-        lines.append(line(["status", *(row["status"] for row in rows)]))
-        return "\n".join([*lines, "", *self._claims(), *self._made_in_turns(rows), ""])
+            lines.append(markdown_row(["paper", *(f"({row['paper']:.2f})" for row in rows)]))
+        lines.append(markdown_row(["status", *(row["status"] for row in rows)]))
+        return "\n".join([*lines, "", *self.claim_lines(), *_provenance_lines(rows), ""])
 
-    def _made_in_turns(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-        for row in rows:
-            yield f"- {row['row']}: `{row['command']}`"
-        if rows[0]["finished"]:
-            streams = " ".join(dict.fromkeys(row["stream"] for row in rows))
-            first = rows[0]
-            yield (
-                f"- backbone {first['backbone']}, streams {streams}, "
-                f"{first['machine']}, {first['finished']}"
-            )
+
+def _provenance_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for row in rows:
+        yield f"- {row['row']}: `{row['command']}`"
+    first = rows[0]
+    if first["finished"]:
+        streams = " ".join(dict.fromkeys(row["stream"] for row in rows))
+        yield (
+            f"- backbone {first['backbone']}, streams {streams}, "
+            f"{first['machine']}, {first['finished']}"
+        )

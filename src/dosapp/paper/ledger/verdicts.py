@@ -1,4 +1,4 @@
-"""A claim of the paper, judge_claim by the interval of paired differences."""
+"""Verdicts on the paper's claims, from confidence intervals of paired differences."""
 
 import math
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dosapp.paper.reproduce import LOWER
+from dosapp.paper.reproduce import LOWER_IS_BETTER
 
-# Student's t for a two-sided 95 % interval, by degrees of freedom; beyond them the normal's.
+# Student's t of a two-sided 95 % interval, by degrees of freedom; beyond them the normal quantile.
 T95 = (
     *(12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13),
     *(2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04),
@@ -18,23 +18,38 @@ T95 = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim of the paper, and what our paired differences say of it."""
+    """A claim of the paper, and whether our paired differences support it."""
 
     better: str
     than: str
     metric: str
-    difference: float | None  # better less than, mean over pairs
-    half: float | None  # half of its 95 % interval
+    difference: float | None  # better minus than, mean over pairs
+    half_interval: float | None  # half of its 95 % interval
     pairs: int
-    said: str
-    besides: tuple[str, ...] = ()  # datasets on which the paper's own numbers say otherwise
+    outcome: str
+    excluded: tuple[str, ...] = ()  # datasets on which the paper's own numbers contradict the claim
 
-    def facts(self) -> dict[str, Any]:
-        return {**vars(self), "besides": list(self.besides)}
+    def to_dict(self) -> dict[str, Any]:
+        """The verdict as it is stored in a ledger."""
+        return {
+            "better": self.better,
+            "than": self.than,
+            "metric": self.metric,
+            "difference": self.difference,
+            "half": self.half_interval,
+            "pairs": self.pairs,
+            "said": self.outcome,
+            "besides": list(self.excluded),
+        }
 
 
-def interval(values: Sequence[float]) -> float:
-    """Half of the 95 % interval of a mean."""
+def half_interval(values: Sequence[float]) -> float:
+    """Half of the 95 % confidence interval of a mean.
+
+    Example:
+        >>> round(half_interval([1.0, 2.0, 3.0]), 2)
+        2.48
+    """
     if len(values) < 2:
         return math.inf
     freedom = len(values) - 1
@@ -43,14 +58,26 @@ def interval(values: Sequence[float]) -> float:
 
 
 def judge_claim(better: str, than: str, metric: str, differences: Sequence[float]) -> Verdict:
-    """`agrees` or `disagrees` if the 95 % interval of the paired difference leaves out zero."""
+    """Judge a claim by the 95 % interval of the mean paired difference.
+
+    Args:
+        better: Row that the claim says is better.
+        than: Row that it is compared with.
+        metric: The metric; less is better for forgetting and seconds.
+        differences: `better` minus `than`, one per pair of results.
+
+    Returns:
+        `agrees` or `disagrees` if the interval excludes zero, otherwise `within noise`.
+
+    Example:
+        >>> judge_claim("A", "B", "accuracy", [2.0, 2.5, 3.0]).outcome
+        'agrees'
+    """
     count = len(differences)
     if count < 2:
         only = float(differences[0]) if count else None
-        return Verdict(
-            better, than, metric, only, None, count, "not run" if not count else "too few"
-        )
-    mean, half = float(np.mean(differences)), interval(differences)
-    right = -mean if metric.partition(".")[0] in LOWER else mean
-    said = "within noise" if abs(mean) <= half else ("agrees" if right > 0 else "disagrees")
-    return Verdict(better, than, metric, mean, half, count, said)
+        return Verdict(better, than, metric, only, None, count, "too few" if count else "not run")
+    mean, half = float(np.mean(differences)), half_interval(differences)
+    gain = -mean if metric.partition(".")[0] in LOWER_IS_BETTER else mean
+    outcome = "within noise" if abs(mean) <= half else ("agrees" if gain > 0 else "disagrees")
+    return Verdict(better, than, metric, mean, half, count, outcome)
