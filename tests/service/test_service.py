@@ -1,4 +1,4 @@
-"""The service: asked, taught, corrected, rolled back; what it keeps and what it never does."""
+"""The service: predictions, the stream, sessions, versions, guards, access and replicas."""
 
 import base64
 import contextlib
@@ -25,31 +25,29 @@ import torch
 from PIL import Image
 
 import dosapp.backbones.pretrained
-from dosapp.drills.service_process import lesson as served_lesson
-from dosapp.drills.service_process import pictures as served_pictures
-from dosapp.drills.service_process import png
+from dosapp.data.preprocess import to_float
+from dosapp.drills.service_process import encode_png, encode_test_images, zip_session
 from dosapp.errors import BusyError, InputError, ReadOnlyError
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import write_bytes
-from dosapp.service.reader import Answer
 from dosapp.service.service import open_service
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
-from dosapp.service.writer import ENDED
+from dosapp.service.writer import WRITER_ENDED
 
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
 from dosapp.service.http.app import build_app
-from support.services import hold_the_writer, taught, until
+from support.services import block_writer, save_trained_learner, wait_until
 
-QUICK = {"adapt_batch": 8, "interval": 2, "threads": 1, "batch_wait": 0.0}
+QUICK = {"adapt_batch_size": 8, "interval": 2, "threads": 1, "batch_wait": 0.0}
 
 
 @pytest.fixture(scope="module")
 def made(_loaded, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("taught") / "learner"
-    return folder, taught(_loaded, folder, test_images=16)
+    folder = tmp_path_factory.mktemp("trained") / "learner"
+    return folder, save_trained_learner(_loaded, folder, test_images=16)
 
 
 @pytest.fixture
@@ -58,7 +56,7 @@ def folder(made, tmp_path) -> Path:
 
 
 @pytest.fixture
-def stream(made):
+def scenario(made):
     return made[1]
 
 
@@ -68,26 +66,34 @@ def served(folder: Path, **changes: object):
     return open_service(folder, settings, canary=canary)
 
 
-def pictures(stream, task: int = 0, count: int = 8) -> list[bytes]:
-    return served_pictures(stream, task)[:count]
+def images_of(scenario, task: int = 0, count: int = 8) -> list[bytes]:
+    return encode_test_images(scenario, task)[:count]
 
 
-def asking(app) -> TestClient:
+def connect(app) -> TestClient:
     return TestClient(app, "http://127.0.0.1", client=("127.0.0.1", 1))
 
 
-def lesson(stream) -> bytes:
-    """Everything of the second task."""
-    return served_lesson(stream, 1, range(3), 8)
+def second_task_zip(scenario) -> bytes:
+    """All training images of the second task."""
+    return zip_session(scenario, 1, range(3), 8)
 
 
-def surest(learner: Learner, images: list[bytes]) -> list[float]:
-    """How sure the surest expert is of each picture."""
-    pixels = learner.pixels([Image.open(io.BytesIO(data)) for data in images])
+def max_confidences(learner: Learner, images: list[bytes]) -> list[float]:
+    """The highest probability that any expert gives to each image."""
+    pixels = to_float(
+        torch.stack([learner.preprocess(Image.open(io.BytesIO(data))) for data in images])
+    )
     experts = learner.method.experts(learner.student).values()
-    asked = torch.stack([expert.logit_scale * learner.logits(pixels, expert) for expert in experts])
-    found: list[float] = asked.softmax(dim=2).amax(dim=(0, 2)).tolist()
-    return found
+    logits = torch.stack(
+        [expert.logit_scale * learner.logits(pixels, expert) for expert in experts]
+    )
+    confidences: list[float] = logits.softmax(dim=2).amax(dim=(0, 2)).tolist()
+    return confidences
+
+
+def post_session(client: TestClient, scenario):
+    return client.post("/learn", files={"archive": second_task_zip(scenario)})
 
 
 def files(images: list[bytes]):
@@ -97,14 +103,16 @@ def files(images: list[bytes]):
 def finished(client, answer) -> dict:
     assert answer.status_code == 202, answer.text
     job = answer.json()
-    until(lambda: client.get(f"/jobs/{job['id']}").json()["state"] not in ("waiting", "learning"))
+    wait_until(
+        lambda: client.get(f"/jobs/{job['id']}").json()["state"] not in ("waiting", "learning")
+    )
     return client.get(f"/jobs/{job['id']}").json()
 
 
-class TestAsking:
-    def test_every_way_of_sending_a_picture_gives_the_same_answer(self, folder, stream) -> None:
-        images = pictures(stream, count=2)
-        with served(folder, adapt=False) as service, asking(build_app(service)) as client:
+class TestPredict:
+    def test_every_encoding_of_an_image_gives_the_same_prediction(self, folder, scenario) -> None:
+        images = images_of(scenario, count=2)
+        with served(folder, adapt=False) as service, connect(build_app(service)) as client:
             form = client.post("/predict?top=2", files=files(images)).json()
             encoded = {"images": [base64.b64encode(data).decode() for data in images]}
             raw = np.stack([
@@ -131,18 +139,21 @@ class TestAsking:
             assert len(theirs["top"]) == 2
             assert ours.score == pytest.approx(theirs["score"], abs=1e-5)
 
-    def test_below_a_score_the_answer_is_unknown(self, folder, stream) -> None:
-        with served(folder, unknown=1.0) as service, asking(build_app(service)) as client:
-            answer = client.post("/predict", files=files(pictures(stream, 1))).json()
+    def test_a_score_below_the_threshold_is_unknown(self, folder, scenario) -> None:
+        with (
+            served(folder, unknown_threshold=1.0) as service,
+            connect(build_app(service)) as client,
+        ):
+            answer = client.post("/predict", files=files(images_of(scenario, 1))).json()
         unsure = [p for p in answer["predictions"] if p["score"] < 1]
         assert unsure
         assert all(p["label"] == "unknown" and not p["known"] and p["top"] for p in unsure)
 
-    def test_requests_that_come_together_are_answered_together(
-        self, folder, stream, monkeypatch
+    def test_concurrent_requests_are_answered_in_one_batch(
+        self, folder, scenario, monkeypatch
     ) -> None:
-        """Each gets its own answers, with as many classes as it asked for."""
-        pixels = stream.tasks[0].test.read(range(3))
+        """Each gets its own predictions, with as many classes as it wants."""
+        pixels = scenario.tasks[0].test.read(range(3))
         sizes, predict = [], Learner.predict
 
         def watched(learner, images, top=5):
@@ -152,37 +163,37 @@ class TestAsking:
         with served(folder, batch_size=3, batch_wait=60.0, adapt=False) as service:
             alone = [predict(service.reader.published.learner, p[None], 3)[0] for p in pixels]
             monkeypatch.setattr(Learner, "predict", watched)
-            one, two = service.ask(pixels[:2], 1), service.ask(pixels[2:], 3)
+            one, two = service.predict(pixels[:2], 1), service.predict(pixels[2:], 3)
             found = one.result(30).predictions + two.result(30).predictions
         assert sizes == [3]
         assert [p.label for p in found] == [p.label for p in alone]
         assert [p.score for p in found] == pytest.approx([p.score for p in alone], abs=1e-5)
         assert [len(p.top) for p in found] == [1, 1, 3]
 
-    def test_more_than_one_request_may_hold_is_too_large(self, folder, stream) -> None:
-        images = pictures(stream, count=3)
+    def test_too_many_images_in_a_request(self, folder, scenario) -> None:
+        images = images_of(scenario, count=3)
         encoded = {"images": [base64.b64encode(data).decode() for data in images]}
         raw = {"content": bytes(3 * 3 * 32 * 32), "params": {"shape": "3,3,32,32"},
                "headers": {"Content-Type": "application/octet-stream"}}  # fmt: skip
         with (
-            served(folder, images=2, body=1_000_000) as service,
-            asking(build_app(service)) as client,
+            served(folder, max_images=2, max_body=1_000_000) as service,
+            connect(build_app(service)) as client,
         ):
             for body in ({"files": files(images)}, {"json": encoded}, raw):
                 answer = client.post("/predict", **body)
                 assert answer.status_code == 413
-                assert answer.json()["error"] == "the request has 3 pictures; at most 2 are taken"
+                assert answer.json()["error"] == "the request has 3 images; at most 2 are accepted"
             assert client.post("/predict", files=files(images[:2])).status_code == 200
 
-    def test_a_body_of_unknown_length_is_cut_off(self, folder) -> None:
-        """Chunks have no content length: they are counted as they come."""
+    def test_a_body_of_unknown_length_is_limited(self, folder) -> None:
+        """Chunks have no content length: their bytes are counted."""
 
         def chunks():
             for _ in range(100):
                 yield bytes(1000)
 
         head = {"Content-Type": "image/png"}
-        with served(folder, body=10_000) as service, asking(build_app(service)) as client:
+        with served(folder, max_body=10_000) as service, connect(build_app(service)) as client:
             answer = client.post("/predict", content=chunks(), headers=head)
             assert "content-length" not in answer.request.headers
             assert (answer.status_code, answer.json()["error"]) == (
@@ -190,7 +201,7 @@ class TestAsking:
             told = client.post("/predict", content=bytes(10_001), headers=head)
             assert told.status_code == 413
 
-    def test_too_many_requests_at_once(self, folder, monkeypatch) -> None:
+    def test_too_many_concurrent_requests(self, folder, monkeypatch) -> None:
         begun, go, codes = threading.Semaphore(0), threading.Event(), []
 
         def slow(number: int, who: str) -> int:
@@ -198,7 +209,7 @@ class TestAsking:
             go.wait(60)
             return number
 
-        with served(folder, requests=2) as service, asking(build_app(service)) as client:
+        with served(folder, max_requests=2) as service, connect(build_app(service)) as client:
             monkeypatch.setattr(service, "rollback", slow)
 
             def order() -> None:
@@ -213,193 +224,193 @@ class TestAsking:
             for one in going:
                 one.join()
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-            assert refused.json() == {"error": "2 requests at once are the most"}
+            assert refused.json() == {
+                "error": "2 requests at once are the limit",
+                "request_id": refused.headers["x-request-id"],
+            }
             assert codes == [200, 200]
             assert client.get("/health").status_code == 200
 
-    def test_a_full_queue_says_so_at_once(self, folder, stream) -> None:
-        with served(folder, queue=4) as service:
+    def test_a_full_queue_answers_429_at_once(self, folder, scenario) -> None:
+        with served(folder, max_queue=4) as service:
             pixels = torch.zeros(3, 3, 32, 32, dtype=torch.uint8)
             service.reader.waiting = 2  # as if two waited
-            with pytest.raises(BusyError, match="2 pictures wait"):
-                service.reader.ask(pixels)
-            client = asking(build_app(service))
-            answer = client.post("/predict", files=files(pictures(stream, count=3)))
+            with pytest.raises(BusyError, match="2 images wait"):
+                service.reader.submit(pixels)
+            client = connect(build_app(service))
+            answer = client.post("/predict", files=files(images_of(scenario, count=3)))
             assert answer.status_code == 429
             assert answer.headers["retry-after"] == "1"
             service.reader.waiting = 0
 
-    def test_threads_end_with_the_service(self, folder, stream) -> None:
+    def test_threads_end_with_the_service(self, folder, scenario) -> None:
         before = set(threading.enumerate())
         with served(folder) as service:
-            client = asking(build_app(service))  # nobody tells the app itself that it is over
-            client.post("/predict", files=files(pictures(stream)))
+            client = connect(build_app(service))  # no lifespan event ends the app
+            client.post("/predict", files=files(images_of(scenario)))
             client.post("/learn", files={"archive": b""})
             client.get("/versions")
             names = {re.sub(r"_\d+$", "", t.name) for t in set(threading.enumerate()) - before}
-            assert names >= {"reader", "writer", "decoder", "lesson decoder", "waiter"}
-        until(lambda: not set(threading.enumerate()) - before)
+            assert names >= {"reader", "writer", "decoder", "session decoder", "waiter"}
+        wait_until(lambda: not set(threading.enumerate()) - before)
 
     def test_too_many_requests_of_one_caller(self, folder) -> None:
-        with served(folder, rate=2.0) as service:
-            client = asking(build_app(service))
+        with served(folder, max_rate=2.0) as service:
+            client = connect(build_app(service))
             codes = [client.get("/classes").status_code for _ in range(20)]
         assert codes[0] == 200
         assert 429 in codes
 
-    def test_metrics_are_prometheus_text(self, folder, stream) -> None:
-        with served(folder) as service, asking(build_app(service)) as client:
-            client.post("/predict", files=files(pictures(stream)))
+    def test_metrics_are_prometheus_text(self, folder, scenario) -> None:
+        with served(folder) as service, connect(build_app(service)) as client:
+            client.post("/predict", files=files(images_of(scenario)))
             text = client.get("/metrics").text
         assert 'dosapp_requests_total{route="/predict",status="200"} 1.0' in text
         assert "dosapp_answered 8.0" in text
         assert "dosapp_version 1.0" in text
 
 
-class TestTheStream:
-    def test_pictures_are_learned_from_once_and_become_a_version(self, folder, stream) -> None:
+class TestStream:
+    def test_images_are_used_once_and_become_a_version(self, folder, scenario) -> None:
         before = Learner.load(folder)
-        with served(folder) as service, asking(build_app(service)) as client:
+        with served(folder) as service, connect(build_app(service)) as client:
             for _ in range(2):
-                client.post("/predict", files=files(pictures(stream)))
-            until(lambda: client.get("/ready").json()["version"] > 1)
+                client.post("/predict", files=files(images_of(scenario)))
+            wait_until(lambda: client.get("/ready").json()["version"] > 1)
             versions = client.get("/versions").json()
             signals = client.get("/status").json()["signals"]
-        assert [v["reason"] for v in versions] == ["taught for the tests", "2 steps on the stream"]
+        assert [v["reason"] for v in versions] == ["trained for the tests", "2 steps on the stream"]
         assert signals["adapted"] == 16
         assert sum(signals["histogram"].values()) == 16
         assert signals["drift"] > 0
         after = Learner.load(folder)
         assert after.digest() != before.digest()
         pixels = torch.stack([before.student.backbone.preprocess(Image.open(io.BytesIO(p)))
-                              for p in pictures(stream)])  # fmt: skip
+                              for p in images_of(scenario)])  # fmt: skip
         for _ in range(2):  # the same two steps, in process
             before.adapt(pixels)
         assert before.digest() == after.digest()
 
     @pytest.mark.parametrize("adapt", ["rmt", "psmt", "dss-style"])
     def test_an_ensemble_drifts_with_its_student(self, tiny, tmp_path, adapt) -> None:
-        stream = taught(tiny, tmp_path / "x", method="spu", adapt=adapt)
-        unsure = files(pictures(stream, 1))  # of what is sure dss-style learns nothing
-        with served(tmp_path / "x", interval=1, disagreement=1.0, skew=1.0) as service:
-            asking(build_app(service)).post("/predict", files=unsure)
-            until(lambda: service.version > 1)
+        scenario = save_trained_learner(tiny, tmp_path / "x", method="spu", adapt=adapt)
+        unsure = files(images_of(scenario, 1))  # of what is sure dss-style learns nothing
+        with served(tmp_path / "x", interval=1, max_disagreement=1.0, max_skew=1.0) as service:
+            connect(build_app(service)).post("/predict", files=unsure)
+            wait_until(lambda: service.version > 1)
             drift = service.history.version(2).seen["drift"]
             moved = service.history.diff(1, 2)
         far = [m.distance for m in moved if m.name.startswith("student/")]
         assert drift == pytest.approx(sum(d**2 for d in far) ** 0.5, rel=1e-4)
         assert drift > 0
 
-    def test_what_the_gate_keeps_back_is_not_learned_from(self, folder, stream) -> None:
-        """Of eight pictures it lets none, one or five through; one is not enough for a step."""
-        images = pictures(stream, 1, 48)
-        sure = surest(Learner.load(folder), images)
+    def test_images_below_the_confidence_gate_are_held_back(self, folder, scenario) -> None:
+        """Of eight images none, one or five pass; one is not enough for a step."""
+        images = images_of(scenario, 1, 48)
+        sure = max_confidences(Learner.load(folder), images)
         order = sorted(range(len(images)), key=sure.__getitem__)[:9]
         images, sure = [images[n] for n in order[:8]], [sure[n] for n in order]
-        free = {"skew": 1.0, "disagreement": 1.0, "interval": 1}
+        free = {"max_skew": 1.0, "max_disagreement": 1.0, "interval": 1}
         for passed, learned in ((0, 0), (1, 0), (5, 5)):
             gate = (sure[7 - passed] + sure[8 - passed]) / 2
             here = Path(shutil.copytree(folder, folder.parent / str(passed)))
-            with served(here, gate=gate, **free) as service:
-                asking(build_app(service)).post("/predict", files=files(images))
+            with served(here, confidence_gate=gate, **free) as service:
+                connect(build_app(service)).post("/predict", files=files(images))
                 signals = service.writer.signals
-                until(lambda signals=signals: signals.held)
+                wait_until(lambda signals=signals: signals.held)
             assert (signals.adapted, signals.held) == (learned, 8 - learned)
             assert len(signals.disagreement) == (learned > 0)
             reasons = [v.reason for v in Learner.open_history(here).versions()][1:]
             assert reasons == ["1 steps on the stream"] * (learned > 0)
 
-    def test_a_skewed_stream_moves_skew_aware_teachers_less(self, folder, stream) -> None:
-        images = pictures(stream, count=1) * 6 + pictures(stream, count=2)
+    def test_a_skewed_stream_changes_skew_aware_teachers_less(self, folder, scenario) -> None:
+        images = images_of(scenario, count=1) * 6 + images_of(scenario, count=2)
         far = {}
         for aware in (True, False):
             here = Path(shutil.copytree(folder, folder.parent / str(aware)))
-            with served(here, skew_aware=aware, skew=1.0, interval=1) as service:
-                asking(build_app(service)).post("/predict", files=files(images))
-                until(lambda service=service: service.version > 1)
+            with served(here, skew_aware_ema=aware, max_skew=1.0, interval=1) as service:
+                connect(build_app(service)).post("/predict", files=files(images))
+                wait_until(lambda service=service: service.version > 1)
                 assert service.writer.signals.adapted == 8
-            moved = Learner.open_history(here).moved(1, 2)
+            moved = Learner.open_history(here).diff(1, 2)
             far[aware] = sum(m.distance for m in moved if m.name.startswith("teacher/"))
         assert 0 < far[True] < far[False]
 
-    def test_who_does_not_want_it_is_not_learned_from(self, folder, stream) -> None:
-        with served(folder) as service, asking(build_app(service)) as client:
+    def test_images_with_learn_false_do_not_join_the_stream(self, folder, scenario) -> None:
+        with served(folder) as service, connect(build_app(service)) as client:
             for _ in range(3):
-                client.post("/predict?learn=false", files=files(pictures(stream)))
+                client.post("/predict?learn=false", files=files(images_of(scenario)))
             assert service.writer.waiting == 0
         assert Learner.open_history(folder).head == 1
 
-    def test_what_is_learned_in_a_started_interval_is_saved_at_the_end(
-        self, folder, stream
-    ) -> None:
-        with served(folder, interval=100) as service, asking(build_app(service)) as client:
-            client.post("/predict", files=files(pictures(stream)))
-            until(lambda: service.writer.signals.adapted == 8)
+    def test_steps_of_an_unfinished_interval_are_saved_at_the_end(self, folder, scenario) -> None:
+        with served(folder, interval=100) as service, connect(build_app(service)) as client:
+            client.post("/predict", files=files(images_of(scenario)))
+            wait_until(lambda: service.writer.signals.adapted == 8)
         assert [v.reason for v in Learner.open_history(folder).versions()][1:] == [
             "1 steps on the stream"
         ]
 
-    def test_a_small_rest_is_used_after_a_while(self, folder, stream) -> None:
+    def test_a_smaller_batch_is_used_after_adapt_wait(self, folder, scenario) -> None:
         with served(folder, adapt_wait=0.05, interval=1) as service:
-            client = asking(build_app(service))
-            client.post("/predict", files=files(pictures(stream, count=3)))
-            until(lambda: service.version > 1)
+            client = connect(build_app(service))
+            client.post("/predict", files=files(images_of(scenario, count=3)))
+            wait_until(lambda: service.version > 1)
             assert service.writer.signals.adapted == 3
 
-    def test_the_stream_waits_while_answers_do(self, folder, stream) -> None:
-        pixels = stream.tasks[0].test.read(range(8))
-        with served(folder, batch_size=4, skew=1.0) as service:
+    def test_the_stream_waits_while_requests_wait(self, folder, scenario) -> None:
+        pixels = scenario.tasks[0].test.read(range(8))
+        with served(folder, batch_size=4, max_skew=1.0) as service:
             service.reader.waiting = 5  # as if one more waited than the next batch takes
-            answer = Answer(1, service.reader.published.learner.predict(pixels, 1))
-            service.answered_with(pixels, answer, learn=True)
-            time.sleep(0.3)  # many looks at the queue
+            service.offer(pixels, service.reader.published.learner.predict(pixels, 1))
+            time.sleep(0.3)  # the writer checks many times
             assert (service.writer.waiting, service.writer.signals.adapted) == (8, 0)
             service.reader.waiting = 0
-            until(lambda: service.writer.signals.adapted == 8)
+            wait_until(lambda: service.writer.signals.adapted == 8)
 
-    def test_no_picture_ever_touches_a_disk(self, folder) -> None:
+    def test_images_are_never_written_to_a_disk(self, folder) -> None:
         """While pictures large enough for a temporary file come, are corrected, learned from and
         go, Python opens nothing for writing but the learner's own records, and none of these holds
         a picture: as it was sent, or as pixels. (What C code opens by itself is not seen.)"""
         large = noise(1200, "BMP")  # 4 MB: beyond what forms usually keep in memory
         small = noise(32, "PNG")
-        with written() as paths, served(folder, skew=1.0, disagreement=1.0) as service:
-            client = asking(build_app(service))
+        with written() as paths, served(folder, max_skew=1.0, max_disagreement=1.0) as service:
+            client = connect(build_app(service))
             for _ in range(8):
                 sent = files([large, small])
                 assert client.post("/predict", files=sent).status_code == 200
             for data in (large, small):
                 body = {"image": base64.b64encode(data).decode(), "label": "owl"}
                 assert client.post("/correct", json=body).status_code == 200
-            until(lambda: service.version > 1)
-            seen = [service.uploads.picture(data) for data in (large, small)]
+            wait_until(lambda: service.version > 1)
+            decoded = [service.uploads.decode_image(data) for data in (large, small)]
         kinds = {re.sub(r"\d{6}", "N", str(Path(p).relative_to(folder))) for p in paths}
         stems = {re.sub(r"(/|^)\.(.*safetensors)\..*", r"\1\2", kind) for kind in kinds}
         assert stems == {".lock", "audit.jsonl", "working.safetensors", "versions/N.safetensors"}
         needles = [data[2000:2064] for data in (large, small)]  # noise is nowhere by chance
-        for picture in seen:
-            row = picture[:, 16].contiguous()
+        for image in decoded:
+            row = image[:, 16].contiguous()
             needles += [row.numpy().tobytes()[:64], (row / 255).numpy().tobytes()[:64]]
         assert all(len(set(needle)) > 2 for needle in needles)
         for path in folder.rglob("*"):
             if path.is_file():
                 assert not [needle for needle in needles if needle in path.read_bytes()], path
 
-    def test_a_method_that_keeps_pictures_is_refused(self, pupil, tiny, stream, tmp_path) -> None:
+    def test_a_method_that_stores_images_is_refused(self, pupil, tiny, scenario, tmp_path) -> None:
         learner = Learner(pupil(method="spu", adapt="note"), tiny)
-        learner.learn(stream.session(0))
+        learner.learn(scenario.session(0))
         learner.save(tmp_path / "x")
         with (
-            pytest.raises(InputError, match="keeps pictures of the stream"),
+            pytest.raises(InputError, match="stores images of the stream"),
             served(tmp_path / "x"),
         ):
             pass
 
 
-class TestAFullDisk:
+class TestFullDisk:
     @pytest.fixture
     def full(self, monkeypatch) -> threading.Event:
-        """While it is set nothing can be written."""
+        """While it is set, nothing can be written."""
         write, full = os.fsync, threading.Event()
 
         def fails(handle: int) -> None:
@@ -410,55 +421,55 @@ class TestAFullDisk:
         monkeypatch.setattr(os, "fsync", fails)
         return full
 
-    def test_it_freezes_at_once_and_is_written_down_when_there_is_room(
-        self, folder, stream, full
+    def test_it_freezes_at_once_and_saves_that_when_there_is_room(
+        self, folder, scenario, full
     ) -> None:
         with (
             served(folder, interval_wait=0.2) as service,
-            asking(build_app(service)) as client,
+            connect(build_app(service)) as client,
         ):
             full.set()
             said = client.post("/freeze").json()
             assert said["frozen"]
             assert "a restart would not know that: the disk" in said["trouble"]
             status = client.get("/status").json()
-            assert (status["frozen"], status["trouble"]) == ("frozen by anybody", said["trouble"])
-            client.post("/predict", files=files(pictures(stream)))
+            assert (status["frozen"], status["trouble"]) == ("frozen by localhost", said["trouble"])
+            client.post("/predict", files=files(images_of(scenario)))
             assert service.writer.waiting == 0
             shutil.copytree(folder, folder.parent / "killed")
             full.clear()
-            until(lambda: client.get("/status").json()["trouble"] == "")
-        for place, frozen in ((folder.parent / "killed", ""), (folder, "frozen by anybody")):
+            wait_until(lambda: client.get("/status").json()["trouble"] == "")
+        for place, frozen in ((folder.parent / "killed", ""), (folder, "frozen by localhost")):
             with served(place) as service:
                 assert service.writer.frozen == frozen
 
-    @pytest.mark.parametrize("then", ["a lesson", "a lesson given up", "a rename", "an error"])
-    def test_what_the_stream_taught_outlives_whatever_fails(
-        self, folder, stream, full, then, monkeypatch
+    @pytest.mark.parametrize("then", ["a session", "a cancelled session", "a rename", "an error"])
+    def test_checked_steps_survive_a_failing_command(
+        self, folder, scenario, full, then, monkeypatch
     ) -> None:
-        """Steps that were judge_claim good are in the next version, however many could not be written
-        and whatever else could not."""
+        """Steps that passed the guard are in the next version, even if the disk was full and a
+        command failed meanwhile."""
         alone = Learner.load(folder)
         pixels = torch.stack([alone.student.backbone.preprocess(Image.open(io.BytesIO(p)))
-                              for p in pictures(stream)])  # fmt: skip
-        with served(folder, interval=1) as service, asking(build_app(service)) as client:
+                              for p in images_of(scenario)])  # fmt: skip
+        with served(folder, interval=1) as service, connect(build_app(service)) as client:
             full.set()
             for done in (8, 16):
-                client.post("/predict", files=files(pictures(stream)))
-                until(lambda done=done: service.writer.signals.adapted == done)
-            until(lambda: "is full" in service.writer.trouble)
+                client.post("/predict", files=files(images_of(scenario)))
+                wait_until(lambda done=done: service.writer.signals.adapted == done)
+            wait_until(lambda: "is full" in service.writer.last_error)
             if then == "a rename":
                 body = {"name": alone.classes[0], "to": "owl"}
-                assert client.post("/classes/rename", json=body).status_code == 400
+                assert client.post("/classes/rename", json=body).status_code == 507
             elif then == "an error":
                 with pytest.raises(ZeroDivisionError):
-                    service.writer.ask(lambda: 1 / 0).result()
+                    service.writer.submit(lambda: 1 / 0).result()
             else:
-                hold = hold_the_writer(service)
-                job = client.post("/learn", files={"archive": lesson(stream)}).json()
-                if then == "a lesson given up":
+                release = block_writer(service)
+                job = post_session(client, scenario).json()
+                if then == "a cancelled session":
                     client.post(f"/jobs/{job['id']}/cancel")
-                hold.set()
+                release.set()
                 assert service.job(job["id"]).ended.wait(60)
                 assert service.job(job["id"]).state in ("failed", "cancelled")
             assert service.version == 1
@@ -503,60 +514,62 @@ def written() -> Iterator[list[str]]:
         _watchers.pop()
 
 
-class TestMemory:
+class TestProcessMemory:
     @pytest.mark.parametrize("follow", [False, True])
-    def test_the_backbone_is_read_once(self, folder, monkeypatch, follow) -> None:
+    def test_the_backbone_is_loaded_once(self, folder, monkeypatch, follow) -> None:
         read, load = [], dosapp.backbones.pretrained.load_backbone
         monkeypatch.setattr(
             dosapp.backbones.pretrained, "load_backbone", lambda n: read.append(n) or load(n)
         )
         with open_service(folder, ServiceSettings(), follow=follow) as service:
             learner = service.reader.published.learner
-            mine, theirs = learner.origin.weights(), learner.student.backbone.weights()
+            mine, theirs = learner.pretrained.weights(), learner.student.backbone.weights()
             assert any(mine[n] is theirs[n] for n in mine)
         assert read == ["tiny"]
 
-    def test_what_was_taken_back_is_gone(self, folder, stream) -> None:
-        """With its weights: nobody else holds on to the writer's learner."""
-        with served(folder, canary=Falling(), interval=1) as service:
+    def test_a_refused_learner_is_freed(self, folder, scenario) -> None:
+        """Nothing else refers to the learner of the writer."""
+        with served(folder, canary=FallingCanary(), interval=1) as service:
             first = weakref.ref(service.writer.learner.student.backbone)
-            asking(build_app(service)).post("/predict", files=files(pictures(stream)))
-            until(lambda: service.writer.signals.refused)
+            connect(build_app(service)).post("/predict", files=files(images_of(scenario)))
+            wait_until(lambda: service.writer.signals.refused)
             gc.collect()
             assert first() is None
 
 
-class TestTeaching:
-    def test_a_zip_of_new_classes(self, folder, stream) -> None:
-        new = list(stream.tasks[1].classes)
-        with served(folder) as service, asking(build_app(service)) as client:
-            job = finished(client, client.post("/learn", files={"archive": lesson(stream)}))
+class TestSessions:
+    def test_a_zip_of_new_classes(self, folder, scenario) -> None:
+        new = list(scenario.tasks[1].classes)
+        with served(folder) as service, connect(build_app(service)) as client:
+            job = finished(client, post_session(client, scenario))
             assert job["state"] == "done", job
             assert (job["version"], job["images"], job["step"]) == (2, 24, job["of"])
             assert client.get("/classes").json()["classes"][3:] == sorted(new)
-            answer = client.post("/predict", files=files(pictures(stream, 1))).json()
+            answer = client.post("/predict", files=files(images_of(scenario, 1))).json()
             assert answer["version"] == 2
             assert {p["label"] for p in answer["predictions"]} & set(new)
-            deeds = client.get("/audit").json()
-        assert [(d["what"], d["who"], d["version"]) for d in deeds] == [("taught", "anybody", 2)]
+            entries = client.get("/audit").json()
+        assert [(d["what"], d["who"], d["version"]) for d in entries] == [
+            ("taught", "localhost", 2)
+        ]
         again = Learner.load(folder)
         assert again.classes[3:] == sorted(new)
         assert again.sessions == 2
 
-    @pytest.mark.filterwarnings("ignore:the session has", "ignore:a lesson of")
-    def test_pictures_of_one_class_with_a_name(self, folder, stream) -> None:
-        name, images = stream.tasks[1].classes[0], pictures(stream, 1, 5)
-        with served(folder) as service, asking(build_app(service)) as client:
+    @pytest.mark.filterwarnings("ignore:the session has", "ignore:a session of")
+    def test_images_of_one_class_with_a_name(self, folder, scenario) -> None:
+        name, images = scenario.tasks[1].classes[0], images_of(scenario, 1, 5)
+        with served(folder) as service, connect(build_app(service)) as client:
             job = finished(client, client.post("/learn", data={"name": name}, files=files(images)))
             assert job["state"] == "done", job
-            assert "nothing to tell it from" in job["said"]
+            assert "alone has no negatives" in job["said"]
             assert client.get("/classes").json()["classes"][-1] == name
 
-    def test_a_folder_on_the_server(self, folder, stream, tmp_path) -> None:
-        with zipfile.ZipFile(io.BytesIO(lesson(stream))) as archive:
-            archive.extractall(tmp_path / "lessons" / "monday")
-        with served(folder, lessons=tmp_path / "lessons") as service:
-            client = asking(build_app(service))
+    def test_a_folder_on_the_server(self, folder, scenario, tmp_path) -> None:
+        with zipfile.ZipFile(io.BytesIO(second_task_zip(scenario))) as archive:
+            archive.extractall(tmp_path / "sessions" / "monday")
+        with served(folder, session_folder=tmp_path / "sessions") as service:
+            client = connect(build_app(service))
             assert (
                 finished(client, client.post("/learn", json={"folder": "monday"}))["version"] == 2
             )
@@ -565,23 +578,23 @@ class TestTeaching:
                 assert answer.status_code == 400
                 assert "there is no folder" in answer.json()["error"]
 
-    @pytest.mark.filterwarnings("ignore:the session has", "ignore:a lesson of")
-    def test_corrections_join_the_next_session(self, folder, stream) -> None:
-        known = stream.tasks[0].classes[0]
-        with served(folder) as service, asking(build_app(service)) as client:
+    @pytest.mark.filterwarnings("ignore:the session has", "ignore:a session of")
+    def test_corrections_join_the_next_session(self, folder, scenario) -> None:
+        known = scenario.tasks[0].classes[0]
+        with served(folder) as service, connect(build_app(service)) as client:
             nothing = client.post("/learn", json={})
             assert (nothing.status_code, nothing.json()["error"].split(":")[0]) == (
                 400, "there is nothing to learn")  # fmt: skip
-            for n, image in enumerate(pictures(stream, count=4)):
+            for n, image in enumerate(images_of(scenario, count=4)):
                 body = {"image": base64.b64encode(image).decode(), "label": known}
                 assert client.post("/correct", json=body).json() == {"waiting": n + 1}
             job = finished(client, client.post("/learn", json={}))
             assert (job["state"], job["classes"], job["images"]) == ("done", [known], 4)
             assert client.get("/status").json()["corrections"] == 0
 
-    def test_corrections_can_be_forgotten(self, folder, stream) -> None:
-        with served(folder) as service, asking(build_app(service)) as client:
-            for image in pictures(stream, count=2):
+    def test_corrections_can_be_discarded(self, folder, scenario) -> None:
+        with served(folder) as service, connect(build_app(service)) as client:
+            for image in images_of(scenario, count=2):
                 body = {"image": base64.b64encode(image).decode(), "label": "a slip"}
                 client.post("/correct", json=body)
             assert client.post("/correct/forget").json() == {"forgotten": 2}
@@ -590,137 +603,134 @@ class TestTeaching:
             noted = [line["what"] for line in client.get("/audit").json()]
         assert noted.count("forgot corrections") == 1
 
-    def test_a_lesson_can_be_given_up(self, folder, stream) -> None:
+    def test_a_waiting_session_can_be_cancelled(self, folder, scenario) -> None:
         before = Learner.load(folder).digest()
-        with served(folder) as service, asking(build_app(service)) as client:
-            hold = hold_the_writer(service)
-            job = client.post("/learn", files={"archive": lesson(stream)}).json()
+        with served(folder) as service, connect(build_app(service)) as client:
+            release = block_writer(service)
+            job = post_session(client, scenario).json()
             assert client.post(f"/jobs/{job['id']}/cancel").json()["state"] == "waiting"
-            hold.set()
+            release.set()
             service.job(job["id"]).ended.wait()
             ended = client.get(f"/jobs/{job['id']}").json()
-            assert (ended["state"], ended["said"]) == ("cancelled", "given up; nothing has changed")
+            assert (ended["state"], ended["said"]) == ("cancelled", "nothing changed")
             assert len(client.get("/classes").json()["classes"]) == 3
         assert Learner.load(folder).digest() == before
 
-    def test_a_lesson_given_up_in_the_middle_leaves_nothing_and_gives_corrections_back(
-        self, folder, stream, monkeypatch
+    def test_a_session_cancelled_in_the_middle_changes_nothing_and_returns_corrections(
+        self, folder, scenario, monkeypatch
     ) -> None:
         before = Learner.load(folder).digest()
-        with served(folder) as service, asking(build_app(service)) as client:
-            picture = base64.b64encode(pictures(stream)[0]).decode()
-            client.post("/correct", json={"image": picture, "label": "owl"})
-            lessons = Learner.lessons
+        with served(folder) as service, connect(build_app(service)) as client:
+            image = base64.b64encode(images_of(scenario)[0]).decode()
+            client.post("/correct", json={"image": image, "label": "owl"})
+            training_steps = Learner.training_steps
 
-            def given_up(learner, session, done=0):
-                for n, step in enumerate(lessons(learner, session, done)):
+            def cancelling(learner, session, start=0):
+                for n, step in enumerate(training_steps(learner, session, start)):
                     if n == 1:
                         next(iter(service.jobs())).cancelled.set()
                     yield step
 
-            monkeypatch.setattr(Learner, "lessons", given_up)
-            job = finished(client, client.post("/learn", files={"archive": lesson(stream)}))
+            monkeypatch.setattr(Learner, "training_steps", cancelling)
+            job = finished(client, post_session(client, scenario))
             assert (job["state"], job["step"]) == ("cancelled", 2)
             monkeypatch.undo()
             status = client.get("/status").json()
             assert status["at_work"]
             assert (status["version"], status["corrections"]) == (1, 1)
             assert len(client.get("/classes").json()["classes"]) == 3
-            again = finished(client, client.post("/learn", files={"archive": lesson(stream)}))
+            again = finished(client, post_session(client, scenario))
             assert again["state"] == "done"
             assert client.get("/status").json()["corrections"] == 0
             assert client.post("/rollback", json={"version": 1}).status_code == 200
         assert Learner.load(folder).digest() == before
 
-    def test_an_error_of_ours_does_not_end_the_service(
-        self, folder, stream, monkeypatch, capsys
+    def test_an_unexpected_error_does_not_end_the_service(
+        self, folder, scenario, monkeypatch, caplog
     ) -> None:
-        with served(folder) as service, asking(build_app(service)) as client:
+        with served(folder) as service, connect(build_app(service)) as client:
 
             def broken(*_):
                 raise ZeroDivisionError("oh")
 
             monkeypatch.setattr(Learner, "adapt", broken)
-            client.post("/predict", files=files(pictures(stream)))
-            until(lambda: service.writer.trouble)
+            client.post("/predict", files=files(images_of(scenario)))
+            wait_until(lambda: service.writer.last_error)
             monkeypatch.undo()
             assert client.get("/status").json()["trouble"] == "ZeroDivisionError: oh"
             for _ in range(2):
-                client.post("/predict", files=files(pictures(stream)))
-            until(lambda: service.version > 1)
-        assert "ZeroDivisionError" in capsys.readouterr().err
+                client.post("/predict", files=files(images_of(scenario)))
+            wait_until(lambda: service.version > 1)
+        assert "ZeroDivisionError" in caplog.text
 
-    def test_answers_go_on_during_a_lesson(self, folder, stream) -> None:
-        with served(folder, adapt=False) as service, asking(build_app(service)) as client:
-            hold = hold_the_writer(service)
-            job = client.post("/learn", files={"archive": lesson(stream)}).json()
-            versions = {client.post("/predict", files=files(pictures(stream))).json()["version"]}
-            hold.set()
+    def test_predictions_go_on_during_a_session(self, folder, scenario) -> None:
+        with served(folder, adapt=False) as service, connect(build_app(service)) as client:
+            release = block_writer(service)
+            job = post_session(client, scenario).json()
+            versions = {client.post("/predict", files=files(images_of(scenario))).json()["version"]}
+            release.set()
             while not service.job(job["id"]).ended.is_set():
-                answer = client.post("/predict", files=files(pictures(stream, count=1)))
+                answer = client.post("/predict", files=files(images_of(scenario, count=1)))
                 assert answer.status_code == 200
                 versions.add(answer.json()["version"])
         assert 1 in versions
 
-    def test_a_session_the_canary_does_not_survive_is_not_published(self, folder, stream) -> None:
+    def test_a_session_that_harms_the_canary_is_not_published(self, folder, scenario) -> None:
         before = Learner.load(folder).digest()
-        with served(folder, canary=Falling()) as service:
-            client = asking(build_app(service))
-            job = finished(client, client.post("/learn", files={"archive": lesson(stream)}))
+        with served(folder, canary=FallingCanary()) as service:
+            client = connect(build_app(service))
+            job = finished(client, post_session(client, scenario))
             assert job["state"] == "refused", job
-            assert "on known classes the canary fell" in job["said"]
+            assert "on earlier classes the canary fell" in job["said"]
             assert client.get("/ready").json()["version"] == 1
         assert Learner.load(folder).digest() == before
 
-    def test_lessons_wait_in_line_but_not_in_any_number(self, folder, stream) -> None:
-        with served(folder, jobs=2) as service, asking(build_app(service)) as client:
-            hold = hold_the_writer(service)
-            codes = [
-                client.post("/learn", files={"archive": lesson(stream)}).status_code
-                for _ in range(4)
-            ]
+    def test_the_queue_of_sessions_is_limited(self, folder, scenario) -> None:
+        with served(folder, max_jobs=2) as service, connect(build_app(service)) as client:
+            release = block_writer(service)
+            codes = [post_session(client, scenario).status_code for _ in range(4)]
             for job in service.jobs():
                 service.writer.cancel(job)
-            hold.set()
+            release.set()
         assert codes == [202, 202, 429, 429]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-class TestAWriterThatDies:
-    def test_what_waits_for_it_is_told(self, folder, stream) -> None:
-        with served(folder) as service, asking(build_app(service)) as client:
-            picture = base64.b64encode(pictures(stream)[0]).decode()
-            client.post("/correct", json={"image": picture, "label": "owl"})
-            hold = hold_the_writer(service)
-            service.writer.ask(sys.exit)
-            job = client.post("/learn", files={"archive": lesson(stream)}).json()
-            order = service.writer.ask(lambda: 1)
-            hold.set()
-            with pytest.raises(BusyError, match="this will not be done; start the service again"):
+class TestWriterThatEnds:
+    def test_waiting_commands_and_sessions_fail(self, folder, scenario) -> None:
+        with served(folder) as service, connect(build_app(service)) as client:
+            image = base64.b64encode(images_of(scenario)[0]).decode()
+            client.post("/correct", json={"image": image, "label": "owl"})
+            release = block_writer(service)
+            service.writer.submit(sys.exit)
+            job = post_session(client, scenario).json()
+            order = service.writer.submit(lambda: 1)
+            release.set()
+            with pytest.raises(BusyError, match="this will not be done; restart the service"):
                 order.result(60)
             assert service.job(job["id"]).ended.wait(60)
             ended = client.get(f"/jobs/{job['id']}").json()
-            assert (ended["state"], ended["said"]) == ("failed", ENDED)
+            assert (ended["state"], ended["said"]) == ("failed", WRITER_ENDED)
             assert client.get("/status").json()["corrections"] == 1
-            until(lambda: client.get("/ready").status_code == 503)
+            wait_until(lambda: client.get("/ready").status_code == 503)
 
-    def test_no_lesson_waits_for_it(self, folder, stream) -> None:
-        with served(folder) as service, asking(build_app(service)) as client:
-            service.writer.ask(sys.exit)
-            until(lambda: not service.writer.alive)
-            assert client.post("/learn", files={"archive": lesson(stream)}).status_code == 429
+    def test_new_sessions_and_commands_are_refused(self, folder, scenario) -> None:
+        with served(folder) as service, connect(build_app(service)) as client:
+            service.writer.submit(sys.exit)
+            wait_until(lambda: not service.writer.is_alive)
+            assert post_session(client, scenario).status_code == 429
             assert client.get("/jobs").json() == []
             assert client.post("/rollback", json={"version": 1}).status_code == 429
 
-    def test_a_lesson_it_was_at_has_failed(self, folder, stream, monkeypatch) -> None:
-        with served(folder) as service, asking(build_app(service)) as client:
-            monkeypatch.setattr(Learner, "lessons", lambda learner, session: sys.exit())
-            job = finished(client, client.post("/learn", files={"archive": lesson(stream)}))
-        assert (job["state"], job["said"]) == ("failed", ENDED)
+    def test_the_session_in_progress_fails(self, folder, scenario, monkeypatch) -> None:
+        with served(folder) as service, connect(build_app(service)) as client:
+            monkeypatch.setattr(Learner, "training_steps", lambda learner, session: sys.exit())
+            job = finished(client, post_session(client, scenario))
+        assert (job["state"], job["said"]) == ("failed", WRITER_ENDED)
 
 
-class Falling:
-    """A canary on which everything looks worse the more often one looks."""
+class FallingCanary:
+    """A canary whose accuracy falls with every measurement."""
 
     def __init__(self) -> None:
         self.right = 100.0
@@ -731,15 +741,15 @@ class Falling:
 
 
 class TestClasses:
-    def test_names_that_look_alike_are_one_class(self, folder) -> None:
-        with served(folder) as service, asking(build_app(service)) as client:
+    def test_names_that_look_equal_are_one_class(self, folder) -> None:
+        with served(folder) as service, connect(build_app(service)) as client:
             old = service.classes[0]
             client.post("/classes/rename", json={"name": old, "to": "cafe\u0301"})
             assert service.classes[0] == "caf\u00e9"
 
     def test_rename_and_remove(self, folder) -> None:
         first, second, third = Learner.load(folder).classes
-        with served(folder) as service, asking(build_app(service)) as client:
+        with served(folder) as service, connect(build_app(service)) as client:
             said = client.post("/classes/rename", json={"name": first, "to": "renard_roux"})
             assert said.json() == {"version": 2}
             assert client.post("/classes/remove", json={"name": second}).json() == {"version": 3}
@@ -754,20 +764,20 @@ class TestClasses:
         assert reasons[1:] == [f"renamed '{first}' to 'renard roux'", f"removed '{second}'"]
         assert Learner.load(folder).classes == ["renard roux", third]
 
-    @pytest.mark.filterwarnings("ignore:the session has", "ignore:a lesson of")
-    def test_corrections_that_wait_go_where_their_class_goes(self, folder, stream) -> None:
+    @pytest.mark.filterwarnings("ignore:the session has", "ignore:a session of")
+    def test_waiting_corrections_follow_their_class(self, folder, scenario) -> None:
         first, second, third = Learner.load(folder).classes
-        picture = base64.b64encode(pictures(stream)[0]).decode()
-        with served(folder) as service, asking(build_app(service)) as client:
+        image = base64.b64encode(images_of(scenario)[0]).decode()
+        with served(folder) as service, connect(build_app(service)) as client:
             for label in (first, first, second):
-                client.post("/correct", json={"image": picture, "label": label})
+                client.post("/correct", json={"image": image, "label": label})
             client.post("/classes/rename", json={"name": first, "to": "wolf"})
             client.post("/classes/remove", json={"name": second})
             assert client.get("/status").json()["corrections"] == 2
             job = finished(client, client.post("/learn", json={}))
             assert (job["state"], job["classes"], job["images"]) == ("done", ["wolf"], 2)
             assert client.get("/classes").json()["classes"] == ["wolf", third]
-            client.post("/correct", json={"image": picture, "label": third})
+            client.post("/correct", json={"image": image, "label": third})
             refused = client.post("/classes/rename", json={"name": third, "to": "wolf"})
             assert refused.status_code == 400
             assert client.post("/classes/remove", json={"name": third}).status_code == 200
@@ -775,16 +785,16 @@ class TestClasses:
 
 
 class TestVersions:
-    def test_back_and_forward_again_is_bit_exact(self, folder, stream) -> None:
-        images = files(pictures(stream, count=4))
-        with served(folder, interval=1) as service, asking(build_app(service)) as client:
+    def test_rollback_and_forward_again_is_bit_exact(self, folder, scenario) -> None:
+        images = files(images_of(scenario, count=4))
+        with served(folder, interval=1) as service, connect(build_app(service)) as client:
 
             def answers() -> list:
                 return client.post("/predict?learn=false", files=images).json()["predictions"]
 
             first = answers()
-            client.post("/predict", files=files(pictures(stream)))
-            until(lambda: service.version > 1)
+            client.post("/predict", files=files(images_of(scenario)))
+            wait_until(lambda: service.version > 1)
             second = answers()
             assert first != second
             assert client.post("/rollback", json={"version": 1}).json() == {"version": 3}
@@ -799,21 +809,23 @@ class TestVersions:
             assert one["seen"]["disagreement"] >= 0
             assert client.get("/versions/7").status_code == 404
 
-    def test_a_memory_keeps_the_pictures_of_classes_that_are_known(self, tiny, tmp_path) -> None:
-        stream = taught(tiny, tmp_path / "x", buffer_size=6)
-        with served(tmp_path / "x") as service, asking(build_app(service)) as client:
-            finished(client, client.post("/learn", files={"archive": lesson(stream)}))
+    def test_the_replay_buffer_keeps_images_of_known_classes_after_a_rollback(
+        self, tiny, tmp_path
+    ) -> None:
+        scenario = save_trained_learner(tiny, tmp_path / "x", buffer_size=6)
+        with served(tmp_path / "x") as service, connect(build_app(service)) as client:
+            finished(client, post_session(client, scenario))
             assert len(service.writer.learner.replay_buffer) == 6
             assert client.post("/rollback", json={"version": 1}).json() == {"version": 3}
-        memory = Learner.load(tmp_path / "x").memory
-        assert len(memory) == 3  # what the second session had left of the first
-        assert all((labels < 3).all() for labels in memory.labels)
+        buffer = Learner.load(tmp_path / "x").replay_buffer
+        assert len(buffer) == 3  # what the second session had left of the first
+        assert all((labels < 3).all() for labels in buffer.labels)
 
-    def test_orders_that_wait_for_a_lesson_do_not_hold_up_answers(self, folder, stream) -> None:
+    def test_waiting_commands_do_not_delay_predictions(self, folder, scenario) -> None:
         import threading
 
-        with served(folder, orders=3) as service, asking(build_app(service)) as client:
-            hold, codes = hold_the_writer(service), []
+        with served(folder, max_pending=3) as service, connect(build_app(service)) as client:
+            release, codes = block_writer(service), []
 
             def order() -> None:
                 codes.append(client.post("/rollback", json={"version": 1}).status_code)
@@ -821,69 +833,69 @@ class TestVersions:
             waiting = [threading.Thread(target=order) for _ in range(6)]
             for one in waiting:
                 one.start()
-            until(lambda: len(codes) == 3)  # no room for these
+            wait_until(lambda: len(codes) == 3)  # no room for these
             assert codes == [429] * 3
-            assert client.post("/predict", files=files(pictures(stream))).status_code == 200
-            hold.set()
+            assert client.post("/predict", files=files(images_of(scenario))).status_code == 200
+            release.set()
             for one in waiting:
                 one.join()
         assert sorted(codes) == [200] * 3 + [429] * 3
 
-    def test_a_frozen_service_stays_frozen_when_it_is_started_again(self, folder, stream) -> None:
-        with served(folder) as service, asking(build_app(service)) as client:
+    def test_a_frozen_service_stays_frozen_after_a_restart(self, folder, scenario) -> None:
+        with served(folder) as service, connect(build_app(service)) as client:
             assert client.post("/freeze").json() == {"frozen": True, "trouble": ""}
-            client.post("/predict", files=files(pictures(stream)))
+            client.post("/predict", files=files(images_of(scenario)))
             assert service.writer.waiting == 0
-        with served(folder) as service, asking(build_app(service)) as client:
-            assert client.get("/status").json()["frozen"] == "frozen by anybody"
+        with served(folder) as service, connect(build_app(service)) as client:
+            assert client.get("/status").json()["frozen"] == "frozen by localhost"
             assert client.post("/unfreeze").json() == {"frozen": False, "trouble": ""}
             assert client.get("/status").json()["frozen"] == ""
-            client.post("/predict", files=files(pictures(stream)))
-            until(lambda: service.writer.signals.adapted)
+            client.post("/predict", files=files(images_of(scenario)))
+            wait_until(lambda: service.writer.signals.adapted)
         lines = (folder / "audit.jsonl").read_text().splitlines()
         assert [json.loads(line)["what"] for line in lines] == ["froze", "unfroze"]
 
     def test_a_folder_has_one_writer(self, folder) -> None:
         with (
             served(folder),
-            pytest.raises(InputError, match="written by another process"),
+            pytest.raises(BusyError, match="written by another process"),
             served(folder),
         ):
             pass
 
     @pytest.mark.parametrize("file", ["versions/000002.safetensors", "working.safetensors"])
-    def test_a_torn_record_is_skipped_by_the_service_too(self, folder, stream, file) -> None:
+    def test_a_corrupt_record_is_skipped_at_the_start(self, folder, scenario, file) -> None:
         learner = Learner.load(folder)
-        learner.adapt(stream.session(0).unlabelled.read(range(8)))
+        learner.adapt(scenario.session(0).unlabelled.read(range(8)))
         learner.save(folder)
         path = folder / file
         path.write_bytes(path.read_bytes()[:-100])
         with contextlib.ExitStack() as stack:
-            with pytest.warns(UserWarning, match="going on from version"):
+            with pytest.warns(UserWarning, match="continuing from version"):
                 service = stack.enter_context(served(folder))
-            client = stack.enter_context(asking(build_app(service)))
+            client = stack.enter_context(connect(build_app(service)))
             known = 2 if file.startswith("working") else 1
             assert client.get("/ready").json()["version"] == known
             assert [v["number"] for v in client.get("/versions").json()] == [1, 2][:known]
             assert client.post("/rollback", json={"version": 1}).json() == {"version": known + 1}
 
-    def test_a_version_torn_under_a_running_service_is_left_out(self, folder) -> None:
-        with served(folder) as service, asking(build_app(service)) as client:
+    def test_a_version_corrupted_while_serving_is_left_out(self, folder) -> None:
+        with served(folder) as service, connect(build_app(service)) as client:
             assert client.post("/rollback", json={"version": 1}).json() == {"version": 2}
             path = folder / "versions/000002.safetensors"
             path.write_bytes(path.read_bytes()[:-100])
-            with pytest.warns(UserWarning, match=r"000002.*is torn.*it is left out"):
+            with pytest.warns(UserWarning, match=r"000002.*is torn.*are skipped"):
                 assert [v["number"] for v in client.get("/versions").json()] == [1]
-            assert client.get("/versions/2").status_code == 404
+            assert client.get("/versions/2").status_code == 500
 
-    def test_old_versions_are_taken_together(self, folder, stream) -> None:
+    def test_old_versions_are_merged(self, folder, scenario) -> None:
         with (
-            served(folder, keep=4, interval=1) as service,
-            asking(build_app(service)) as client,
+            served(folder, keep_versions=4, interval=1) as service,
+            connect(build_app(service)) as client,
         ):
             for wanted in range(2, 9):
-                client.post("/predict", files=files(pictures(stream)))
-                until(lambda wanted=wanted: service.version == wanted)
+                client.post("/predict", files=files(images_of(scenario)))
+                wait_until(lambda wanted=wanted: service.version == wanted)
         known = [v.number for v in Learner.open_history(folder).versions()]
         assert len(known) <= 5
         assert known[-1] == 8
@@ -891,37 +903,37 @@ class TestVersions:
 
 
 class TestGuards:
-    def test_a_batch_of_one_class_is_not_learned_from(self, folder, stream) -> None:
-        with served(folder) as service, asking(build_app(service)) as client:
-            same = pictures(stream, count=1) * 8
+    def test_a_batch_of_one_class_is_held_back(self, folder, scenario) -> None:
+        with served(folder) as service, connect(build_app(service)) as client:
+            same = images_of(scenario, count=1) * 8
             client.post("/predict", files=files(same))
-            until(lambda: service.writer.signals.held)
+            wait_until(lambda: service.writer.signals.held)
             signals = client.get("/status").json()["signals"]
             assert (signals["held"], signals["adapted"]) == (8, 0)
             assert signals["skew"] == 1  # over the classes known, not over those seen
         assert Learner.open_history(folder).head == 1
 
-    def test_an_interval_that_harms_the_canary_is_taken_back_and_then_it_stops(
-        self, folder, stream
+    def test_intervals_that_harm_the_canary_are_refused_until_it_freezes(
+        self, folder, scenario
     ) -> None:
         before = Learner.load(folder).digest()
-        with served(folder, canary=Falling(), interval=1, strikes=2) as service:
-            client = asking(build_app(service))
+        with served(folder, canary=FallingCanary(), interval=1, max_refusals=2) as service:
+            client = connect(build_app(service))
             for strike in (1, 2):
-                client.post("/predict", files=files(pictures(stream)))
-                until(lambda strike=strike: service.writer.signals.refused == strike)
-            until(lambda: service.writer.frozen)
+                client.post("/predict", files=files(images_of(scenario)))
+                wait_until(lambda strike=strike: service.writer.signals.refused == strike)
+            wait_until(lambda: service.writer.frozen)
             status = client.get("/status").json()
             assert "refused 2 intervals in a row: the canary fell from 85.0 to 55.0" in (
                 status["frozen"])  # fmt: skip
             assert status["version"] == 1
             service.close()
-            deeds = [d["what"] for d in service.audit.last()]
-        assert deeds == ["refused", "refused", "froze"]
+            entries = [d["what"] for d in service.audit.last()]
+        assert entries == ["refused", "refused", "froze"]
         assert Learner.load(folder).digest() == before
 
-    def test_experts_that_differ_too_much_are_not_published(
-        self, folder, stream, monkeypatch
+    def test_an_interval_with_too_much_disagreement_is_not_published(
+        self, folder, scenario, monkeypatch
     ) -> None:
         """Over an interval, not over a step: here 0 and 60 %, then 0 and 0."""
         before, shares, adapt = (
@@ -935,31 +947,31 @@ class TestGuards:
 
         monkeypatch.setattr(Learner, "adapt", differing)
         with (
-            served(folder, disagreement=0.2) as service,
-            asking(build_app(service)) as client,
+            served(folder, max_disagreement=0.2) as service,
+            connect(build_app(service)) as client,
         ):
             for _ in range(2):
-                client.post("/predict", files=files(pictures(stream)))
-            until(lambda: service.writer.signals.refused)
+                client.post("/predict", files=files(images_of(scenario)))
+            wait_until(lambda: service.writer.signals.refused)
             assert service.writer.learner.digest() == before
             for _ in range(2):
-                client.post("/predict", files=files(pictures(stream)))
-            until(lambda: service.version == 2)
-            deeds = client.get("/audit").json()
+                client.post("/predict", files=files(images_of(scenario)))
+            wait_until(lambda: service.version == 2)
+            entries = client.get("/audit").json()
             seen = client.get("/versions/2").json()["seen"]
-        assert [(d["what"], d["who"], d["why"]) for d in deeds] == [
-            ("refused", "guard", "the experts differ on 30% of the stream")]  # fmt: skip
+        assert [(d["what"], d["who"], d["why"]) for d in entries] == [
+            ("refused", "guard", "the experts disagree on 30% of the stream")]  # fmt: skip
         assert seen["disagreement"] == 0
 
-    def test_a_folder_of_pictures_is_the_canary(self, folder, stream, tmp_path) -> None:
-        """Every picture, under the name of its folder; a class nobody knows does not count."""
-        task, place = stream.tasks[0], tmp_path / "canary"
+    def test_a_folder_of_images_is_the_canary(self, folder, scenario, tmp_path) -> None:
+        """Every image, with the name of its folder; unknown classes do not count."""
+        task, place = scenario.tasks[0], tmp_path / "canary"
         for n in range(6):
             name = task.classes[task.test.labels[n]].replace(" ", "_")
             (place / name).mkdir(parents=True, exist_ok=True)
-            (place / name / f"{n}.png").write_bytes(png(task.test.read([n])[0]))
-        (place / "unheard_of").mkdir()
-        (place / "unheard_of" / "0.png").write_bytes(png(task.test.read([0])[0]))
+            (place / name / f"{n}.png").write_bytes(encode_png(task.test.read([n])[0]))
+        (place / "not_known").mkdir()
+        (place / "not_known" / "0.png").write_bytes(encode_png(task.test.read([0])[0]))
         learner = Learner.load(folder)
         truth = [task.classes[n] for n in task.test.labels[:6]]
         right = sum(
@@ -968,22 +980,22 @@ class TestGuards:
         )
         with served(folder, canary=place, session_drop=100.0) as service:
             canary = service.canary
-            assert sorted(canary.labels) == sorted([*truth, "unheard of"])
+            assert sorted(canary.labels) == sorted([*truth, "not known"])
             assert canary.accuracy(learner) == pytest.approx(100 * right / 6)
-            client = asking(build_app(service))
-            finished(client, client.post("/learn", files={"archive": lesson(stream)}))
+            client = connect(build_app(service))
+            finished(client, post_session(client, scenario))
             seen = client.get("/versions/2").json()["seen"]
             watched = client.get("/status").json()["signals"]["canary"]
         assert watched == [{"version": 2, "accuracy": seen["canary"]}]
 
 
-class TestWhoMay:
-    def test_without_a_token_nobody_gets_in(self, folder, stream) -> None:
+class TestAccess:
+    def test_tokens_and_roles(self, folder, scenario) -> None:
         asks, teaches = (Tokens(folder).add(role, role) for role in ("predict", "teach"))
         assert asks not in (folder / "tokens.json").read_text()
-        images = files(pictures(stream, count=1))
+        images = files(images_of(scenario, count=1))
         with served(folder) as service:
-            client = asking(build_app(service))
+            client = connect(build_app(service))
 
             def codes(token: str | None) -> list[int]:
                 head = {"Authorization": f"Bearer {token}"} if token else {}
@@ -1000,45 +1012,40 @@ class TestWhoMay:
         line = json.loads((folder / "audit.jsonl").read_text())
         assert (line["who"], line["what"]) == ("teach", "froze")
 
-    def test_what_came_to_nothing_is_written_down_with_who_asked(
-        self, folder, stream, monkeypatch
+    def test_failed_and_refused_sessions_are_audited_with_their_caller(
+        self, folder, scenario, monkeypatch
     ) -> None:
         head = {"Authorization": f"Bearer {Tokens(folder).add('alice', 'teach')}"}
-        with served(folder, canary=Falling()) as service:
-            client = asking(build_app(service))
+        with served(folder, canary=FallingCanary()) as service:
+            client = connect(build_app(service))
             client.headers.update(head)
-            picture = base64.b64encode(pictures(stream)[0]).decode()
-            client.post("/correct", json={"image": picture, "label": "great_owl"})
-            refused = finished(client, client.post("/learn", files={"archive": lesson(stream)}))
+            image = base64.b64encode(images_of(scenario)[0]).decode()
+            client.post("/correct", json={"image": image, "label": "great_owl"})
+            refused = finished(client, post_session(client, scenario))
 
             def broken(*_):
                 raise ZeroDivisionError("oh")
 
-            monkeypatch.setattr(Learner, "lessons", broken)
-            failed = finished(client, client.post("/learn", files={"archive": lesson(stream)}))
-            deeds = client.get("/audit").json()
-        assert [(d["what"], d["who"]) for d in deeds] == [
+            monkeypatch.setattr(Learner, "training_steps", broken)
+            failed = finished(client, post_session(client, scenario))
+            entries = client.get("/audit").json()
+        assert [(d["what"], d["who"]) for d in entries] == [
             ("corrected", "alice"), ("refused", "alice"), ("failed", "alice")]  # fmt: skip
-        assert deeds[0]["class"] == "great owl"
-        assert [(d["job"], d["why"], d["version"]) for d in deeds[1:]] == [
+        assert entries[0]["class"] == "great owl"
+        assert [(d["job"], d["why"], d["version"]) for d in entries[1:]] == [
             (job["id"], job["said"], 1) for job in (refused, failed)]  # fmt: skip
         assert "the canary fell" in refused["said"]
         assert failed["said"] == "ZeroDivisionError: oh"
-        assert picture not in (folder / "audit.jsonl").read_text()
+        assert image not in (folder / "audit.jsonl").read_text()
 
-    def test_pages_of_other_sites_cannot_reach_the_loopback(self, folder) -> None:
+    def test_pages_of_other_sites_are_not_answered_on_the_loopback(self, folder) -> None:
         with served(folder) as service:
-            client = asking(build_app(service))
-            evil = client.post("/freeze", headers={"PretrainedBackbone": "https://evil.example"})
+            client = connect(build_app(service))
+            evil = client.post("/freeze", headers={"Origin": "https://evil.example"})
             assert evil.status_code == 403
             rebound = client.get("/classes", headers={"Host": "evil.example"})
             assert rebound.status_code == 403
-            assert (
-                client.get(
-                    "/classes", headers={"PretrainedBackbone": "http://127.0.0.1"}
-                ).status_code
-                == 200
-            )
+            assert client.get("/classes", headers={"Origin": "http://127.0.0.1"}).status_code == 200
 
     def test_other_machines_need_a_token(self, folder) -> None:
         from dosapp.service.server import serve
@@ -1048,15 +1055,15 @@ class TestWhoMay:
 
 
 class TestReplicas:
-    def test_a_replica_follows_and_does_not_write(self, folder, stream) -> None:
-        images = files(pictures(stream, count=2))
+    def test_a_replica_follows_and_does_not_write(self, folder, scenario) -> None:
+        images = files(images_of(scenario, count=2))
         with (
             served(folder) as writer,
             open_service(folder, ServiceSettings(), follow=True) as replica,
         ):
-            here, there = asking(build_app(writer)), asking(build_app(replica))
-            finished(here, here.post("/learn", files={"archive": lesson(stream)}))
-            until(lambda: replica.version == 2)
+            here, there = connect(build_app(writer)), connect(build_app(replica))
+            finished(here, post_session(here, scenario))
+            wait_until(lambda: replica.version == 2)
             ours, theirs = (c.post("/predict?learn=false", files=images) for c in (here, there))
             assert ours.json() == theirs.json()
             assert theirs.json()["version"] == 2
@@ -1067,18 +1074,18 @@ class TestReplicas:
                 replica.rollback(1, "me")
             assert there.get("/status").json()["writes"] is False
 
-    def test_a_replica_follows_a_head_that_was_replaced_under_its_number(
-        self, folder, stream
+    def test_a_replica_follows_a_head_replaced_under_the_same_number(
+        self, folder, scenario
     ) -> None:
         other = Path(shutil.copytree(folder, folder.parent / "other"))
         for place, rows in ((folder, range(8)), (other, range(8, 16))):
             learner = Learner.load(place)
-            learner.adapt(stream.session(0).unlabelled.read(rows))
+            learner.adapt(scenario.session(0).unlabelled.read(rows))
             learner.save(place)
         wanted = Learner.load(other).digest()
         with open_service(folder, ServiceSettings(), follow=True) as replica:
             assert replica.version == 2
             for name in ("versions/000002.safetensors", "working.safetensors"):
                 write_bytes(folder / name, (other / name).read_bytes())
-            until(lambda: replica.reader.published.learner.digest() == wanted)
+            wait_until(lambda: replica.reader.published.learner.digest() == wanted)
             assert replica.version == 2

@@ -1,4 +1,4 @@
-"""The service's verbs from another program: the same words as `Learner`'s."""
+"""A service from another program, with the method names of `Learner`."""
 
 import base64
 import io
@@ -9,27 +9,52 @@ from pathlib import Path
 from typing import Any
 
 from dosapp.errors import DosappError, InputError
-from dosapp.runtime.extras import missing_extra
+
+Progress = Callable[[dict[str, Any]], None]
 
 
 class RequestError(DosappError):
-    """The service said no; `code` is the status of its answer."""
+    """The service answered with an error.
 
-    def __init__(self, words: str, code: int) -> None:
-        super().__init__(words)
-        self.code = code
+    Attributes:
+        code: The HTTP status.
+        request_id: Finds the request in the service's log.
+    """
+
+    def __init__(self, message: str, code: int, request_id: str = "") -> None:
+        super().__init__(message)
+        self.code, self.request_id = code, request_id
+
+
+class InvalidRequestError(RequestError, InputError):
+    """The service answered 4xx: the caller can change the request or repeat it."""
 
 
 class Client:
-    """`Client("http://127.0.0.1:8000").predict(["fox.jpg"])`"""
+    """A connection to a service.
+
+    Args:
+        url: Where the service listens.
+        token: Of `dosapp token add`, if the service has tokens.
+        timeout: Seconds until an answer must come.
+
+    Raises:
+        InputError: The packages of `dosapp[serve]` are missing.
+
+    Example:
+        >>> with Client("http://127.0.0.1:8000") as client:
+        ...     client.predict(["fox.jpg"])  # doctest: +SKIP
+    """
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 60.0) -> None:
         try:
             import httpx2
         except ImportError as error:
-            raise missing_extra("the client", "serve", error) from error
+            raise InputError(
+                f"the client needs more packages ({error}); install the extra 'serve'"
+            ) from error
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._errors = httpx2.TransportError
+        self._transport_error = httpx2.TransportError
         self._http = httpx2.Client(base_url=url, headers=headers, timeout=timeout)
         self.url = url
 
@@ -40,52 +65,68 @@ class Client:
         self.close()
 
     def close(self) -> None:
+        """Close the connection."""
         self._http.close()
 
-    # Asking
+    # Predictions
 
     def predict(self, images: Sequence[Any], top: int = 5, learn: bool = True) -> dict[str, Any]:
-        """Files, bytes or Pillow images → `{"version": …, "predictions": […]}`."""
-        files = [("images", (name, data)) for name, data in map(_read, images)]
+        """Classify images.
+
+        Args:
+            images: Paths, bytes of image files, or Pillow images.
+            top: How many of the best classes to report per image.
+            learn: Whether the service may adapt to the images.
+
+        Returns:
+            `{"version": …, "predictions": […]}`.
+        """
+        files = [("images", (name, data)) for name, data in map(_read_image, images)]
         query = {"top": top, "learn": learn}
-        found: dict[str, Any] = self._ask("POST", "/predict", files=files, params=query)
-        return found
+        result: dict[str, Any] = self._request("POST", "/predict", files=files, params=query)
+        return result
 
     def classes(self) -> list[str]:
-        found: list[str] = self._ask("GET", "/classes")["classes"]
-        return found
+        """Return all classes of the version that answers."""
+        names: list[str] = self._request("GET", "/classes")["classes"]
+        return names
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._ask("GET", "/status")
-        return found
+        """Return the live state of the service."""
+        status: dict[str, Any] = self._request("GET", "/status")
+        return status
 
-    # LearningService
+    # Sessions and corrections
 
     def learn(
         self,
-        lesson: "Mapping[str, Sequence[Any]] | Path | str | None" = None,
+        session: "Mapping[str, Sequence[Any]] | Path | str | None" = None,
         wait: bool = True,
-        watch: Callable[[dict[str, Any]], None] = lambda job: None,
+        watch: Progress = lambda job: None,
     ) -> dict[str, Any]:
-        """Pictures by class name, or a zip of class folders, or a folder of them; with nothing,
-        the corrections that wait. Returns the job, when it has ended unless told otherwise."""
-        if lesson is None:
-            return self._ended(self._ask("POST", "/learn", json={}), wait, watch)
-        return self.learn_zip(_zipped(lesson), wait, watch)
+        """Train a session.
+
+        Args:
+            session: Images by class name, a zip of class folders, or a folder of them; None for
+                the corrections that wait.
+            wait: Whether to wait until the session has ended.
+            watch: Called with the job while it waits.
+
+        Returns:
+            The job; its `state` is `done` if there is a new version.
+        """
+        if session is None:
+            return self._wait_for(self._request("POST", "/learn", json={}), wait, watch)
+        return self.learn_zip(_zip_session(session), wait, watch)
 
     def learn_zip(
-        self,
-        archive: bytes,
-        wait: bool = True,
-        watch: Callable[[dict[str, Any]], None] = lambda job: None,
+        self, archive: bytes, wait: bool = True, watch: Progress = lambda job: None
     ) -> dict[str, Any]:
-        """The same from the bytes of a zip."""
-        files = [("archive", ("lesson.zip", archive))]
-        return self._ended(self._ask("POST", "/learn", files=files), wait, watch)
+        """Train a session from the bytes of a zip of class folders."""
+        files = [("archive", ("session.zip", archive))]
+        return self._wait_for(self._request("POST", "/learn", files=files), wait, watch)
 
-    def _ended(
-        self, job: dict[str, Any], wait: bool, watch: Callable[[dict[str, Any]], None]
-    ) -> dict[str, Any]:
+    def _wait_for(self, job: dict[str, Any], wait: bool, watch: Progress) -> dict[str, Any]:
         while wait and job["state"] in ("waiting", "learning"):
             time.sleep(0.1)
             job = self.job(job["id"])
@@ -93,83 +134,96 @@ class Client:
         return job
 
     def job(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._ask("GET", f"/jobs/{name}")
-        return found
+        """Return a job by its id."""
+        job: dict[str, Any] = self._request("GET", f"/jobs/{name}")
+        return job
 
     def cancel(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._ask("POST", f"/jobs/{name}/cancel")
-        return found
+        """Cancel a session by the id of its job."""
+        job: dict[str, Any] = self._request("POST", f"/jobs/{name}/cancel")
+        return job
 
     def correct(self, image: Any, label: str) -> int:
-        """Says how many corrections wait for the next session."""
-        text = base64.b64encode(_read(image)[1]).decode()
-        found: int = self._ask("POST", "/correct", json={"image": text, "label": label})["waiting"]
-        return found
+        """Give the true class of an image; return how many corrections wait for a session."""
+        body = {"image": base64.b64encode(_read_image(image)[1]).decode(), "label": label}
+        waiting: int = self._request("POST", "/correct", json=body)["waiting"]
+        return waiting
 
     def forget_corrections(self) -> int:
-        """Says how many had waited."""
-        found: int = self._ask("POST", "/correct/forget")["forgotten"]
-        return found
+        """Drop the corrections that wait; return how many there were."""
+        count: int = self._request("POST", "/correct/forget")["forgotten"]
+        return count
+
+    # Classes and versions; each change returns the number of the new version
 
     def rename(self, name: str, to: str) -> int:
-        return self._version("/classes/rename", {"name": name, "to": to})
+        """Rename a class."""
+        return self._change("/classes/rename", {"name": name, "to": to})
 
     def remove(self, name: str) -> int:
-        return self._version("/classes/remove", {"name": name})
-
-    # Versions
+        """Remove a class."""
+        return self._change("/classes/remove", {"name": name})
 
     def versions(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._ask("GET", "/versions", params={"last": 10_000})
+        """Return all versions, the oldest first."""
+        found: list[dict[str, Any]] = self._request("GET", "/versions", params={"last": 10_000})
         return found
 
     def rollback(self, version: int) -> int:
-        return self._version("/rollback", {"version": version})
+        """Restore a version as a new version."""
+        return self._change("/rollback", {"version": version})
 
     def freeze(self) -> str:
-        """Says why a restart would not know it, if the disk is full."""
-        found: str = self._ask("POST", "/freeze")["trouble"]
-        return found
+        """Stop adaptation; return why a restart would not know it, "" if it will."""
+        trouble: str = self._request("POST", "/freeze")["trouble"]
+        return trouble
 
     def unfreeze(self) -> str:
-        found: str = self._ask("POST", "/unfreeze")["trouble"]
-        return found
+        """Start adaptation again; return why a restart would not know it, "" if it will."""
+        trouble: str = self._request("POST", "/unfreeze")["trouble"]
+        return trouble
 
     def wait(self, seconds: float = 60.0) -> None:
-        """Until the service is ready."""
-        until = time.monotonic() + seconds
+        """Wait until the service is ready.
+
+        Raises:
+            DosappError: It was not ready in time.
+        """
+        deadline = time.monotonic() + seconds
         while True:
             try:
-                self._ask("GET", "/ready")
+                self._request("GET", "/ready")
                 return
             except DosappError:
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)
 
-    def _version(self, path: str, body: Mapping[str, Any]) -> int:
-        found: int = self._ask("POST", path, json=dict(body))["version"]
-        return found
+    def _change(self, path: str, body: Mapping[str, Any]) -> int:
+        version: int = self._request("POST", path, json=dict(body))["version"]
+        return version
 
-    def _ask(self, verb: str, path: str, **more: Any) -> Any:
+    def _request(self, method: str, path: str, **options: Any) -> Any:
         try:
-            answer = self._http.request(verb, path, **more)
-        except self._errors as error:
+            response = self._http.request(method, path, **options)
+        except self._transport_error as error:
             raise InputError(
                 f"no service answers at {self.url} ({error}); is it running?"
             ) from error
-        if answer.status_code >= 400:
-            try:
-                words = answer.json()["error"]
-            except (ValueError, KeyError):
-                words = answer.text[:200]
-            raise RequestError(words, answer.status_code)
-        return answer.json()
+        if response.status_code < 400:
+            return response.json()
+        try:
+            message = response.json()["error"]
+        except (ValueError, KeyError, TypeError):
+            message = response.text[:200]
+        kind = InvalidRequestError if response.status_code < 500 else RequestError
+        raise kind(message, response.status_code, response.headers.get("x-request-id", ""))
 
 
-def _read(image: Any) -> tuple[str, bytes]:
+def _read_image(image: Any) -> tuple[str, bytes]:
+    """The file name and the bytes of an image."""
     if isinstance(image, bytes):
-        return "picture", image
+        return "image", image
     if isinstance(image, str | Path):
         try:
             return Path(image).name, Path(image).read_bytes()
@@ -177,27 +231,27 @@ def _read(image: Any) -> tuple[str, bytes]:
             raise InputError(f"'{image}' cannot be read ({error.strerror})") from error
     with io.BytesIO() as buffer:
         image.save(buffer, "PNG")
-        return "picture.png", buffer.getvalue()
+        return "image.png", buffer.getvalue()
 
 
-def _zipped(lesson: "Mapping[str, Sequence[Any]] | Path | str") -> bytes:
-    if isinstance(lesson, str | Path):
-        place = Path(lesson)
-        if place.is_file():
-            return place.read_bytes()
-        if not place.is_dir():
-            raise InputError(f"'{place}' does not exist; give a zip or a folder of class folders")
-        lesson = {
-            inner.name: sorted(p for p in inner.iterdir() if p.is_file())
-            for inner in sorted(place.iterdir())
-            if inner.is_dir() and not inner.name.startswith(".")
+def _zip_session(session: "Mapping[str, Sequence[Any]] | Path | str") -> bytes:
+    if isinstance(session, str | Path):
+        path = Path(session)
+        if path.is_file():
+            return path.read_bytes()
+        if not path.is_dir():
+            raise InputError(f"'{path}' does not exist; give a zip or a folder of class folders")
+        session = {
+            folder.name: sorted(file for file in folder.iterdir() if file.is_file())
+            for folder in sorted(path.iterdir())
+            if folder.is_dir() and not folder.name.startswith(".")
         }
     with io.BytesIO() as buffer:
         with zipfile.ZipFile(buffer, "w") as archive:
-            for name, images in lesson.items():
+            for name, images in session.items():
                 if "/" in name or "\\" in name:
                     raise InputError(f"the class name '{name}' has a slash; leave it out")
-                for n, (title, data) in enumerate(map(_read, images)):
+                for n, (title, data) in enumerate(map(_read_image, images)):
                     suffix = Path(title).suffix or ".png"
                     archive.writestr(f"{name}/{n:05d}{suffix}", data)
         return buffer.getvalue()

@@ -1,18 +1,17 @@
 """One writer and many readers on a Ray cluster, behind one port: the same app, the same folder.
 
-    request ─ Ray's proxy ─ Reading (one of N) ─ answers
-                               └─ what only the writer can do, and pictures answered ─ Writing (one)
+    request ─ Ray's proxy ─ ReaderActor (one of N) ─ answer
+                               └─ changes, and images that were answered ─ WriterActor (one)
 
-The folder must be one that every node can see. Readers follow it as any replica does; its lock sees
-to it that there is never a second writer, whatever Ray starts. Ray starts again what dies.
+All nodes must see the folder. Readers follow it as any replica does, and its lock admits one writer
+only. Ray restarts actors that die.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,127 +30,159 @@ from dosapp.experiments.ray_cluster import ray_cluster
 from dosapp.learner.learner import Prediction
 from dosapp.runtime.files import lock_folder
 from dosapp.service.guards import Canary
-from dosapp.service.http.app import build_app
-from dosapp.service.reader import Answer
-from dosapp.service.service import Replica, Service, open_service, running
+from dosapp.service.http.app import build_app, error_response
+from dosapp.service.http.limits import Limits
+from dosapp.service.http.requests import choose_request_id
+from dosapp.service.log_config import configure_logging
+from dosapp.service.service import Replica, Service, open_service, run_service
 from dosapp.service.settings import ServiceSettings, check_learner
 from dosapp.settings import Settings
 
-PATIENCE = 30.0  # seconds to wait for the folder
-GRACE = 50.0  # seconds an actor has to answer and save; `serve.delete` waits for sixty
-OWN = ("/", "/predict", "/classes", "/versions", "/health", "/ready", "/docs", "/openapi.json")
-FIELDS = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string")
-MORE = ("root_path", "headers", "client", "server")  # of a scope; what else is in it stays here
+OPEN_TIMEOUT = 30.0  # seconds to wait for the folder
+SHUTDOWN_TIMEOUT = 50.0  # seconds an actor has to answer and save; `serve.delete` waits for sixty
+READER_PATHS = ("/", "/app.css", "/app.js", "/predict", "/classes", "/versions", "/health",
+                "/ready", "/docs", "/openapi.json")  # fmt: skip
+SCOPE_FIELDS = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string",
+                "root_path", "headers", "client", "server")  # fmt: skip
 RawResponse = tuple[int, list[tuple[bytes, bytes]], bytes]  # status, headers, body
-Offer = Callable[[Tensor, list[Prediction]], None]
+Offer = Callable[[Tensor, Sequence[Prediction]], None]
+
+logger = logging.getLogger("dosapp.service.reader")
 
 
-class Fleet(Settings):
-    """What `serve run dosapp.service.fleet:application` is given, as `name=value` or in YAML."""
+class FleetSettings(Settings):
+    """Arguments of `serve run dosapp.service.fleet:application`, as `name=value` or in YAML."""
 
     folder: Path = Field(description="a learner's folder that every node can see")
     replicas: int = Field(2, ge=1, description="readers")
     service: ServiceSettings = ServiceSettings()
 
 
-class Following(Replica):
-    """A replica that passes on the pictures it has answered."""
+class ForwardingReplica(Replica):
+    """A replica that forwards the images it has answered to the writer's stream."""
 
-    def __init__(self, folder: Path, settings: ServiceSettings, offer: Offer) -> None:
+    def __init__(self, folder: Path, settings: ServiceSettings, forward: Offer) -> None:
         super().__init__(folder, settings)
-        self._offer = offer
+        self._forward = forward
 
-    def answered_with(self, pixels: Tensor, answer: Answer, learn: bool) -> None:
-        super().answered_with(pixels, answer, learn)
-        if learn and self.settings.adapt:
-            self._offer(pixels, answer.predictions)
+    def offer(self, pixels: Tensor, predictions: Sequence[Prediction]) -> None:
+        """Forward images that were answered."""
+        if self.settings.adapt:
+            self._forward(pixels, predictions)
 
 
-class Serving:
-    """A service and its app inside an actor."""
+class ServiceActor:
+    """A service and its app inside a Ray actor."""
 
-    def __init__(self, made: Callable[[], contextlib.AbstractContextManager[Service]]) -> None:
-        self._open = contextlib.ExitStack()
-        until = time.monotonic() + PATIENCE
-        while True:  # the last writer may not have ended, or be mending what a reader wants to read
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        open_context: Callable[[], contextlib.AbstractContextManager[Service]],
+    ) -> None:
+        configure_logging(settings)
+        self._stack = contextlib.ExitStack()
+        deadline = time.monotonic() + OPEN_TIMEOUT
+        while True:  # the last writer may still be saving, or repairing a file
             try:
-                self.service = self._open.enter_context(made())
+                self.service = self._stack.enter_context(open_context())
                 break
             except (DosappError, OSError):
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
         self.app = build_app(self.service)
 
     def check_health(self) -> None:
-        """Ray asks; an error makes it start another."""
-        if not self.service.ready:
-            raise RuntimeError("reader or writer is not at work")
+        """Called by Ray, which replaces the actor after an error."""
+        if not self.service.is_ready:
+            raise RuntimeError("the reader or the writer has ended")
 
-    def __del__(self) -> None:  # Ray's way to say that it is over
-        if hasattr(self, "_open"):
-            self._open.close()
+    def __del__(self) -> None:  # Ray's way to end an actor
+        if hasattr(self, "_stack"):
+            self._stack.close()
 
 
-class Writing(Serving):
+class WriterActor(ServiceActor):
+    """The one service that writes."""
+
     def __init__(self, folder: Path, settings: ServiceSettings, canary: Canary | None) -> None:
-        super().__init__(lambda: open_service(folder, settings, canary=canary))
+        super().__init__(settings, lambda: open_service(folder, settings, canary=canary))
 
     async def answer(self, scope: Scope, body: bytes) -> RawResponse:
-        """A request that came to a reader."""
+        """Answer a request that a reader has forwarded."""
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Message:
             return messages.pop() if messages else {"type": "http.disconnect"}
 
-        return await said(self.app, scope, receive)
+        return await call_app(self.app, scope, receive)
 
     async def offer(self, pixels: Any, predictions: list[Prediction]) -> None:
-        answer = Answer(self.service.version, predictions)
-        self.service.answered_with(torch.from_numpy(pixels), answer, learn=True)
+        """Add images that a reader has answered to the stream."""
+        self.service.answered += len(pixels)
+        self.service.offer(torch.from_numpy(pixels), predictions)
 
 
-class Reading(Serving):
+class ReaderActor(ServiceActor):
+    """A replica that answers what it can, and forwards the rest to the writer."""
+
     def __init__(self, folder: Path, settings: ServiceSettings, writer: Any) -> None:
         self._writer = writer
+        self._limits = Limits(settings)
+        self._loop: asyncio.AbstractEventLoop  # of the requests
         self._offers: set[asyncio.Task[None]] = set()
-        super().__init__(lambda: running(Following(folder, settings, self._offer)))
+        offer = self._offer_from_thread
+        super().__init__(settings, lambda: run_service(ForwardingReplica(folder, settings, offer)))
 
     async def __call__(self, request: Request) -> Response:
-        path = request.scope["path"]
-        if path in OWN or path.startswith(("/versions/", "/docs/")):
-            return response(await said(self.app, request.scope, request.receive))
-        return await self._forwarded(request)
+        """Answer a request of Ray's proxy."""
+        self._loop, path = asyncio.get_running_loop(), request.scope["path"]
+        if path in READER_PATHS or path.startswith(("/versions/", "/docs/")):
+            return to_response(await call_app(self.app, request.scope, request.receive))
+        return await self._forward(request)
 
-    async def _forwarded(self, request: Request) -> Response:
-        most, body = self.service.settings.max_body, b""
+    async def _forward(self, request: Request) -> Response:
+        request_id, body = choose_request_id(request.headers), b""
         async for part in request.stream():
             body += part
-            if len(body) > most:
-                return JSONResponse({"error": f"a body has at most {most:,} bytes"}, 413)
-        scope = {name: request.scope.get(name) for name in FIELDS + MORE}
+            if len(body) > self.service.settings.max_body:
+                response = error_response(self._limits.body_error(), request_id)
+                response.headers["X-Request-Id"] = request_id
+                return response
+        scope = {name: request.scope.get(name) for name in SCOPE_FIELDS}
+        scope["headers"] = [
+            *(h for h in request.scope["headers"] if h[0] != b"x-request-id"),
+            (b"x-request-id", request_id.encode()),
+        ]
+        headers = {"X-Request-Id": request_id}
         try:
-            return response(await self._writer.answer.remote(scope, body))
+            return to_response(await self._writer.answer.remote(scope, body))
         except BackPressureError:
-            words = "too much waits for the writer, or it is being started again; try again later"
-            return JSONResponse({"error": words}, 429, {"Retry-After": "1"})
+            code, headers["Retry-After"] = 429, "1"
+            message = "too many requests wait for the writer, or it is restarting; try again later"
         except RayError:
-            return JSONResponse({"error": "the writer has died; another is being started"}, 503)
+            code, message = 503, "the writer has died and is being restarted; try again later"
+        logger.warning("request %s was not answered by the writer: %d", request_id, code)
+        return JSONResponse({"error": message, "request_id": request_id}, code, headers)
 
-    def _offer(self, pixels: Tensor, predictions: list[Prediction]) -> None:
-        task = asyncio.ensure_future(self._offered(pixels, predictions))
-        self._offers.add(task)  # or it might be forgotten before it has run
+    def _offer_from_thread(self, pixels: Tensor, predictions: Sequence[Prediction]) -> None:
+        """Called by the reader's thread."""
+        self._loop.call_soon_threadsafe(self._start_offer, pixels, predictions)
+
+    def _start_offer(self, pixels: Tensor, predictions: Sequence[Prediction]) -> None:
+        task = self._loop.create_task(self._send_offer(pixels, predictions))
+        self._offers.add(task)  # the loop itself keeps only a weak reference
         task.add_done_callback(self._offers.discard)
 
-    async def _offered(self, pixels: Tensor, predictions: list[Prediction]) -> None:
+    async def _send_offer(self, pixels: Tensor, predictions: Sequence[Prediction]) -> None:
         try:
-            await self._writer.offer.remote(pixels.numpy(), predictions)
-        except Exception as error:  # the writer is being started again: an answer is an answer
-            warnings.warn(f"pictures were not learned from ({error})", stacklevel=1)
+            await self._writer.offer.remote(pixels.numpy(), list(predictions))
+        except Exception as error:  # the writer restarts; the answer itself is not affected
+            logger.warning("%d images did not reach the stream: %s", len(pixels), error)
 
 
-async def said(app: ASGIApp, scope: Scope, receive: Receive) -> RawResponse:
-    """What an app answers, whole."""
+async def call_app(app: ASGIApp, scope: Scope, receive: Receive) -> RawResponse:
+    """Call an ASGI app and collect its answer."""
     status, headers, body = 500, [], b""
 
     async def send(message: Message) -> None:
@@ -165,50 +196,64 @@ async def said(app: ASGIApp, scope: Scope, receive: Receive) -> RawResponse:
     return status, headers, body
 
 
-def response(said: RawResponse) -> Response:
-    status, headers, body = said
-    found = Response(body, status)
-    found.raw_headers = headers
-    return found
+def to_response(raw: RawResponse) -> Response:
+    """Build the answer for Ray's proxy."""
+    status, headers, body = raw
+    response = Response(body, status)
+    response.raw_headers = headers
+    return response
 
 
-def application(fleet: Fleet) -> Any:
-    """For `serve run` and Serve's config files, which hand over one argument."""
-    return _bound(fleet, None)
+def application(fleet: FleetSettings) -> Any:
+    """Build the application for `serve run` and Serve's config files."""
+    return build_deployment(fleet, None)
 
 
-def _bound(fleet: Fleet, canary: Canary | None) -> Any:
+def build_deployment(fleet: FleetSettings, canary: Canary | None) -> Any:
+    """Bind one writer and the readers to a folder."""
     folder, settings = fleet.folder.resolve(), fleet.service
-    places = {n: p.resolve() for n in ("canary", "lessons") if (p := getattr(settings, n))}
-    settings = settings.model_copy(update=places)  # actors have another working directory
-    usual = {"max_ongoing_requests": settings.max_requests, "graceful_shutdown_timeout_s": GRACE}
-    # What waits for a writer that is not there must not take all the readers' places.
-    few = {"max_queued_requests": max(1, settings.max_requests // 4)}
-    many = {"max_queued_requests": settings.max_requests}
-    writing = serve.deployment(Writing, name="writer", num_replicas=1, **usual, **few)
-    reading = serve.deployment(Reading, name="reader", num_replicas=fleet.replicas, **usual, **many)
-    return reading.bind(folder, settings, writing.bind(folder, settings, canary))
+    folders = {n: p.resolve() for n in ("canary", "session_folder") if (p := getattr(settings, n))}
+    settings = settings.model_copy(update=folders)  # actors have another working directory
+    options = {
+        "max_ongoing_requests": settings.max_requests,
+        "graceful_shutdown_timeout_s": SHUTDOWN_TIMEOUT,
+    }
+    # Requests for a writer that restarts must not take all of the readers' slots.
+    writer_queue, reader_queue = max(1, settings.max_requests // 4), settings.max_requests
+    writer = serve.deployment(
+        WriterActor, name="writer", num_replicas=1, max_queued_requests=writer_queue, **options
+    )
+    reader = serve.deployment(
+        ReaderActor,
+        name="reader",
+        num_replicas=fleet.replicas,
+        max_queued_requests=reader_queue,
+        **options,
+    )
+    return reader.bind(folder, settings, writer.bind(folder, settings, canary))
 
 
 @contextlib.contextmanager
-def deployed(fleet: Fleet, host: str, port: int, canary: Canary | None = None) -> Iterator[None]:
-    """At work until the block ends."""
+def deploy(
+    fleet: FleetSettings, host: str, port: int, canary: Canary | None = None
+) -> Iterator[None]:
+    """Run a fleet while the context is open."""
     check_learner(fleet.folder)
     with lock_folder(fleet.folder):
-        pass  # or one sentence here, not a traceback from an actor
+        pass  # raises here if another process writes, instead of in an actor
     with ray_cluster(fleet.replicas + 1, "--replicas"):
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.start(http_options={"host": host, "port": port})
         try:
-            _run(_bound(fleet, canary))
+            _run(build_deployment(fleet, canary))
             yield
         finally:
             serve.delete("dosapp")  # waits for the writer to save; other applications stay
 
 
-def _run(app: Any) -> None:
+def _run(deployment: Any) -> None:
     try:
-        serve.run(app, name="dosapp")
+        serve.run(deployment, name="dosapp")
     except RuntimeError as error:
-        why = [line for line in str(error).splitlines() if line.strip()][-1].strip()
-        raise InputError(f"the fleet could not be started: {why}") from error
+        reason = [line for line in str(error).splitlines() if line.strip()][-1].strip()
+        raise InputError(f"the fleet could not be started: {reason}") from error

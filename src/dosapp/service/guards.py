@@ -1,14 +1,15 @@
-"""What a service knows about its own stream, and when it stops trusting it.
+"""Signals of the stream, and three guards against learning from a bad one.
 
-Three lines of defence, each before the next: a batch whose answers are nearly all the same class is
-not learned from; an interval after which the experts differ too much, or the canary has lost too
-much, is never published, and the learner goes back to the last good version; after several of these
-in a row adaptation stops until a person says otherwise. The learner's own gate and skew-aware
-momentum (`dosapp.learner.mitigations`) work beneath all this.
+1. A batch whose predictions are nearly all of one class is held back.
+2. An interval after which the experts disagree too much, or the canary has lost too much accuracy,
+   is never published: the learner returns to the last good version.
+3. After several refused intervals in a row adaptation is frozen until a person unfreezes it.
+
+The learner's confidence gate and skew-aware EMA (`dosapp.learner.mitigations`) act before these.
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,36 +19,37 @@ from dosapp.functional.class_skew import class_skew
 from dosapp.learner.learner import Learner
 from dosapp.service.settings import ServiceSettings
 
-WINDOW = 50  # steps that the live figures look back
-LOOK = 256  # canary pictures at once
+WINDOW = 50  # steps over which live signals are averaged
+CANARY_BATCH = 256  # images per forward pass
 
 
 @dataclass
 class Signals:
-    """Live figures of the stream."""
+    """Live signals of the stream. The writer adds to them while other threads read."""
 
     labels: deque[Counter[str]] = field(default_factory=lambda: deque(maxlen=WINDOW))
     disagreement: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     confidence: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    drift: float = 0.0  # of the answering expert from the last session
+    drift: float = 0.0  # L2 distance of the answering weights from the last session
     canary: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=200))
-    adapted: int = 0  # pictures learned from
-    skipped: int = 0  # pictures for which there was no room
-    held: int = 0  # pictures that were not trusted: a batch by its answers, or one by the gate
-    refused: int = 0  # intervals that were taken back
+    adapted: int = 0  # images used in a step
+    skipped: int = 0  # images dropped because the queue was full or emptied
+    held: int = 0  # images held back by the skew guard or the confidence gate
+    refused: int = 0  # intervals that were not published
 
     def histogram(self) -> dict[str, int]:
+        """Count the predicted labels of the window, the most frequent first."""
         total: Counter[str] = Counter()
-        for one in tuple(self.labels):  # the writer goes on adding
-            total += one
+        for counts in tuple(self.labels):
+            total += counts
         return dict(total.most_common())
 
-    def facts(self, classes: int) -> dict[str, object]:
-        """The skew is over all classes the learner knows, seen or not."""
+    def to_dict(self, class_count: int) -> dict[str, object]:
+        """Return the signals as JSON; the skew is over all known classes, seen or not."""
         counts = self.histogram()
         return {
             "histogram": counts,
-            "skew": label_skew(counts, classes),
+            "skew": label_skew(counts, class_count),
             "disagreement": _mean(tuple(self.disagreement)),
             "confidence": _mean(tuple(self.confidence)),
             "drift": self.drift,
@@ -61,56 +63,75 @@ class Signals:
 
 @dataclass(frozen=True)
 class Canary:
-    """Labelled pictures nobody ever teaches."""
+    """Labelled images that are never trained on, to measure what the learner has forgotten."""
 
-    pictures: Tensor  # uint8 [n, 3, H, W]
+    images: Tensor  # uint8 [n, 3, H, W]
     labels: Sequence[str]
 
     def accuracy(self, learner: Learner, among: Sequence[str] | None = None) -> float | None:
-        """Per cent right of those whose class the learner knows (and is one of `among`)."""
+        """Measure the accuracy on the images whose class the learner knows.
+
+        Args:
+            learner: The learner to evaluate.
+            among: Count only images of these classes.
+
+        Returns:
+            The accuracy in per cent; None if no image counts.
+        """
         known = set(learner.classes if among is None else among) & set(learner.classes)
         rows = [n for n, label in enumerate(self.labels) if label in known]
         if not rows:
             return None
-        right = 0
-        for some in torch.tensor(rows).split(LOOK):
-            answers = learner.predict(self.pictures[some], top=1)
-            right += sum(
-                a.label == self.labels[n] for a, n in zip(answers, some.tolist(), strict=True)
+        correct = 0
+        for batch in torch.tensor(rows).split(CANARY_BATCH):
+            predictions = learner.predict(self.images[batch], top=1)
+            correct += sum(
+                p.label == self.labels[n] for p, n in zip(predictions, batch.tolist(), strict=True)
             )
-        return 100 * right / len(rows)
+        return 100 * correct / len(rows)
 
 
 @dataclass
 class Guard:
+    """Decides what the writer may learn from and publish."""
+
     settings: ServiceSettings
     strikes: int = 0  # refused intervals in a row
 
-    def trusts(self, labels: Sequence[str], classes: int) -> bool:
-        """Whether a batch may be learned from, by what was answered about it."""
-        return len(labels) > 1 and label_skew(Counter(labels), classes) <= self.settings.max_skew
+    def is_trusted(self, labels: Sequence[str], class_count: int) -> bool:
+        """Whether a batch may be learned from, judged by its predicted labels."""
+        skew = label_skew(Counter(labels), class_count)
+        return len(labels) > 1 and skew <= self.settings.max_skew
 
-    def against_interval(
+    def check_interval(
         self, disagreement: float, before: float | None, after: float | None
     ) -> str | None:
-        """Why what was learned from the stream is not to be published."""
+        """Return why an interval must not be published, None if it may be.
+
+        Args:
+            disagreement: Mean over the steps of the interval.
+            before: Accuracy on the canary after the last session, rollback or start.
+            after: Accuracy on the canary now.
+        """
         s = self.settings
         if disagreement > s.max_disagreement:
-            return f"the experts differ on {disagreement:.0%} of the stream"
+            return f"the experts disagree on {disagreement:.0%} of the stream"
         if before is not None and after is not None and after < before - s.canary_drop:
             return f"the canary fell from {before:.1f} to {after:.1f} %"
         return None
 
-    def against_session(self, before: float | None, after: float | None) -> str | None:
-        """Why a session is not to be published; both on the classes known before it."""
+    def check_session(self, before: float | None, after: float | None) -> str | None:
+        """Return why a session must not be published, from accuracies on earlier classes."""
         if before is not None and after is not None and after < before - self.settings.session_drop:
-            return f"on known classes the canary fell from {before:.1f} to {after:.1f} %"
+            return f"on earlier classes the canary fell from {before:.1f} to {after:.1f} %"
         return None
 
 
-def label_skew(counts: "Counter[str] | dict[str, int]", classes: int) -> float:
+def label_skew(counts: Mapping[str, int], class_count: int) -> float:
+    """Compute the class skew of label counts; classes without a count have zero."""
     filled = list(counts.values())
-    return class_skew(torch.tensor(filled + [0] * max(0, classes - len(filled)), dtype=torch.float))
+    padding = [0] * max(0, class_count - len(filled))
+    return class_skew(torch.tensor(filled + padding, dtype=torch.float))
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -1,5 +1,6 @@
-"""Answers. Many questions become one batch, and a question is answered by one version."""
+"""The reader: requests are answered in batches, and each by exactly one version."""
 
+import logging
 import os
 import queue
 import threading
@@ -10,14 +11,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dosapp.errors import BusyError
+from dosapp.errors import BusyError, DosappError
 from dosapp.learner.learner import Learner, Prediction
 from dosapp.service.settings import ServiceSettings
+
+logger = logging.getLogger("dosapp.service.reader")
 
 
 @dataclass(frozen=True)
 class Published:
-    """A version as it answers. Nobody writes to this learner: a newer one takes its place."""
+    """A version that answers. Its learner is never changed: a newer version replaces it."""
 
     number: int
     learner: Learner
@@ -25,96 +28,111 @@ class Published:
 
 @dataclass(frozen=True)
 class Answer:
+    """Predictions for the images of one request, and the version that made them."""
+
     version: int
     predictions: list[Prediction]
 
 
 @dataclass(frozen=True)
-class Question:
+class PredictRequest:
+    """Images waiting for their predictions."""
+
     pixels: Tensor  # uint8 [n, 3, H, W]
     top: int
     answer: "Future[Answer]"
 
 
 class Reader:
+    """One thread that predicts for all requests with the version that is published."""
+
     def __init__(self, published: Published, settings: ServiceSettings) -> None:
-        self.published = published  # replaced whole: whoever reads it has one version
+        self.published = published  # replaced as a whole, so a batch sees one version
         self.settings = settings
-        self.waiting = 0  # pictures
-        self._questions: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
-        self._counting = threading.Lock()
-        self._thread = threading.Thread(target=self._work, name="reader", daemon=True)
+        self.waiting = 0  # images
+        self._requests: queue.SimpleQueue[PredictRequest | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
         return self._thread.is_alive()
 
-    def behind(self) -> bool:
-        """More pictures wait than the next batch takes."""
+    def is_behind(self) -> bool:
+        """Whether more images wait than the next batch takes."""
         return self.waiting > self.settings.batch_size
 
-    def ask(self, pixels: Tensor, top: int = 5) -> "Future[Answer]":
-        with self._counting:
+    def submit(self, pixels: Tensor, top: int = 5) -> "Future[Answer]":
+        """Queue images `uint8 [n, 3, H, W]` for prediction.
+
+        Raises:
+            BusyError: Too many images wait already.
+        """
+        with self._lock:
             if self.waiting + len(pixels) > max(self.settings.max_queue, len(pixels)):
-                raise BusyError(
-                    f"{self.waiting} pictures wait for an answer already; try again later"
-                )
+                raise BusyError(f"{self.waiting} images wait for an answer; try again later")
             self.waiting += len(pixels)
-        asked = Question(pixels, top, Future())
-        self._questions.put(asked)
-        return asked.answer
+        request = PredictRequest(pixels, top, Future())
+        self._requests.put(request)
+        return request.answer
 
     def close(self) -> None:
-        """Answer what waits, then end."""
-        self._questions.put(None)
+        """Answer the requests that wait, then end the thread."""
+        self._requests.put(None)
         self._thread.join()
 
-    def _work(self) -> None:
-        torch.set_num_threads(threads(self.settings))
-        going = True
-        while going:
-            batch: list[Question] = []
-            until = 0.0
-            while sum(len(q.pixels) for q in batch) < self.settings.batch_size:
-                left = max(0.0, until - time.monotonic()) if batch else None
+    def _run(self) -> None:
+        torch.set_num_threads(thread_count(self.settings))
+        is_open = True
+        while is_open:
+            batch: list[PredictRequest] = []
+            deadline = 0.0
+            while sum(len(r.pixels) for r in batch) < self.settings.batch_size:
+                timeout = max(0.0, deadline - time.monotonic()) if batch else None
                 try:
-                    question = self._questions.get(timeout=left)
+                    request = self._requests.get(timeout=timeout)
                 except queue.Empty:
                     break
-                if question is None:
-                    going = False
+                if request is None:
+                    is_open = False
                     break
                 if not batch:
-                    until = time.monotonic() + self.settings.batch_wait
-                batch.append(question)
+                    deadline = time.monotonic() + self.settings.batch_wait
+                batch.append(request)
             if batch:
                 self._answer(batch)
 
-    def _answer(self, batch: list[Question]) -> None:
+    def _answer(self, batch: list[PredictRequest]) -> None:
         published = self.published
         try:
-            pixels, top = torch.cat([q.pixels for q in batch]), max(q.top for q in batch)
-            found: list[Prediction] = []
-            for some in pixels.split(self.settings.batch_size):
-                found += published.learner.predict(some, top)
+            pixels, top = torch.cat([r.pixels for r in batch]), max(r.top for r in batch)
+            predictions: list[Prediction] = []
+            for part in pixels.split(self.settings.batch_size):
+                predictions += published.learner.predict(part, top)
         except Exception as error:
-            for question in batch:
-                if question.answer.set_running_or_notify_cancel():
-                    question.answer.set_exception(error)
+            if not isinstance(error, DosappError):
+                logger.exception("version %d cannot predict", published.number)
+            for request in batch:
+                if request.answer.set_running_or_notify_cancel():
+                    request.answer.set_exception(error)
         else:
-            for question in batch:
-                mine, found = found[: len(question.pixels)], found[len(question.pixels) :]
-                cut = [Prediction(p.label, p.score, p.top[: question.top]) for p in mine]
-                if question.answer.set_running_or_notify_cancel():  # somebody still waits
-                    question.answer.set_result(Answer(published.number, cut))
+            first = 0
+            for request in batch:
+                rows = predictions[first : first + len(request.pixels)]
+                first += len(request.pixels)
+                cut = [Prediction(p.label, p.score, p.top[: request.top]) for p in rows]
+                if request.answer.set_running_or_notify_cancel():
+                    request.answer.set_result(Answer(published.number, cut))
         finally:
-            with self._counting:
-                self.waiting -= sum(len(q.pixels) for q in batch)
+            with self._lock:
+                self.waiting -= sum(len(r.pixels) for r in batch)
 
 
-def threads(settings: ServiceSettings) -> int:
-    """Reader and writer compute at the same time: half of the cores for each."""
+def thread_count(settings: ServiceSettings) -> int:
+    """Return torch's number of threads: reader and writer get half of the cores each."""
     return settings.threads or max(1, (os.cpu_count() or 1) // 2)

@@ -1,4 +1,4 @@
-"""From a folder to a port."""
+"""From a learner's folder to a port."""
 
 import contextlib
 import signal
@@ -6,11 +6,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from dosapp.data.preprocess import to_bytes
 from dosapp.errors import InputError
 from dosapp.experiments.plan import build_scenario
 from dosapp.learner.learner import Learner
-from dosapp.runtime.extras import missing_extra
 from dosapp.service.guards import Canary
+from dosapp.service.log_config import configure_logging
 from dosapp.service.service import open_service
 from dosapp.service.settings import ServiceSettings, check_learner, is_loopback
 from dosapp.service.tokens import Tokens
@@ -28,9 +29,25 @@ def serve(
     follow: bool = False,
     replicas: int | None = None,
     canary: Canary | None = None,
-    watch: Callable[[str], None] = lambda words: None,
+    watch: Callable[[str], None] = lambda message: None,
 ) -> None:
-    """Until somebody stops it. SIGTERM and Ctrl-C answer what waits and save what was learned."""
+    """Serve a learner until SIGTERM or Ctrl-C; both answer what waits and save the stream's steps.
+
+    Args:
+        folder: Of the learner.
+        settings: Of the service.
+        host: Where to listen; other machines need tokens.
+        port: Where to listen.
+        follow: Serve a replica, which only reads.
+        replicas: Number of readers on a Ray cluster, beside one writer.
+        canary: Labelled images for the guards.
+        watch: Called with one line when the service is ready.
+
+    Raises:
+        InputError: The folder holds no learner, other machines would need no token, or packages
+            are missing.
+        BusyError: Another process writes the folder.
+    """
     check_learner(folder)
     if not is_loopback(host) and not Tokens(folder):
         raise InputError(
@@ -39,11 +56,11 @@ def serve(
         )
     try:
         if replicas:
-            from dosapp.service.fleet import Fleet, deployed
+            from dosapp.service.fleet import FleetSettings, deploy
 
-            fleet = Fleet(folder=folder, replicas=replicas, service=settings)
-            with deployed(fleet, host, port, canary), contextlib.suppress(KeyboardInterrupt):
-                _end_politely()  # Ray has put a handler of its own there
+            fleet = FleetSettings(folder=folder, replicas=replicas, service=settings)
+            with deploy(fleet, host, port, canary), contextlib.suppress(KeyboardInterrupt):
+                _exit_on_sigterm()  # replaces Ray's handler
                 watch(f"one writer and {replicas} reader(s) of {folder}")
                 signal.pause()
             return
@@ -51,8 +68,12 @@ def serve(
 
         from dosapp.service.http.app import build_app
     except ImportError as error:
-        raise missing_extra("serving", "serve,ray" if replicas else "serve", error) from error
-    _end_politely()  # after uvicorn has had its turn
+        extras = "serve,ray" if replicas else "serve"
+        raise InputError(
+            f"serving needs more packages ({error}); install the extras '{extras}'"
+        ) from error
+    _exit_on_sigterm()
+    configure_logging(settings)
     with open_service(folder, settings, follow=follow, canary=canary) as service:
         kind = "a replica of " if follow else ""
         watch(f"{kind}{folder}: version {service.version}, {len(service.classes)} classes")
@@ -61,6 +82,7 @@ def serve(
                 build_app(service),
                 host=host,
                 port=port,
+                log_config=None,
                 log_level="warning",
                 access_log=False,
                 server_header=False,
@@ -70,19 +92,19 @@ def serve(
             return
 
 
-def _end_politely() -> None:
+def _exit_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
 
-def demo(folder: Path) -> Canary:
-    """A learner of ten shapes, if the folder has none yet, and pictures to watch it with."""
+def prepare_demo(folder: Path) -> Canary:
+    """Train a learner of ten shapes, if the folder has none, and return images to watch it with."""
     settings: RunSettings = RunSettings.parse(DEMO)
-    fresh = not (folder / "learner.json").exists()
-    learner = Learner(LearnerSettings(all_class_negatives=True)) if fresh else Learner.open(folder)
-    stream = build_scenario(settings, learner.student.backbone.preprocess)
-    if fresh:
-        learner.learn(stream.session(0))
-        learner.save(folder, "taught ten shapes for the demo")
-    test = stream.tasks[0].test
-    pictures = (test.read(range(len(test))) * 255).round().byte()
-    return Canary(pictures, [stream.tasks[0].classes[n] for n in test.labels])
+    is_new = not (folder / "learner.json").exists()
+    learner = Learner(LearnerSettings(all_class_negatives=True)) if is_new else Learner.open(folder)
+    scenario = build_scenario(settings, learner.preprocess)
+    if is_new:
+        learner.learn(scenario.session(0))
+        learner.save(folder, "learned ten shapes for the demo")
+    task = scenario.tasks[0]
+    images = to_bytes(task.test.read(range(len(task.test))))
+    return Canary(images, [task.classes[n] for n in task.test.labels])

@@ -1,17 +1,19 @@
-"""A learner that is asked and taught at the same time: one reader, one writer, one folder.
+"""A learner that predicts and learns at the same time: one reader, one writer, one folder.
 
-    pictures ─ Reader ─ answers                        lessons ─┐
-                 ↑ └──────── pictures answered ─ stream ─ Writer ┴─ versions in the folder
-                 └──────────────── Published(n) ────────────┘
+    images ─ Reader ─ predictions                      sessions ─┐
+               ↑ └──── images that were answered ─ stream ─ Writer ┴─ versions in the folder
+               └──────────────── Published(n) ─────────────┘
+
 A replica has no writer: it follows the versions that another process writes.
 """
 
 import contextlib
+import logging
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,23 +22,43 @@ import torch
 from torch import Tensor
 
 from dosapp.data.folder import find_images, make_split
+from dosapp.data.preprocess import Preprocess
 from dosapp.errors import BusyError, DosappError, InputError, ReadOnlyError
 from dosapp.history.history import History
-from dosapp.learner.learner import Learner, load_latest
+from dosapp.learner.learner import Learner, Prediction
+from dosapp.learner.persistence import load_latest
 from dosapp.runtime.files import lock_folder
 from dosapp.service.audit import Audit
 from dosapp.service.guards import Canary
 from dosapp.service.reader import Answer, Published, Reader
 from dosapp.service.settings import ServiceSettings, check_learner
 from dosapp.service.tokens import Tokens
-from dosapp.service.uploads import Uploads, class_name
+from dosapp.service.uploads import UploadDecoder, normalize_class_name
 from dosapp.service.writer import Job, Writer
 
-GLANCE = 0.2  # seconds between two looks of a replica
+POLL = 0.2  # seconds between two looks of a replica at the folder
+UNKNOWN = "unknown"  # the label of a prediction below the threshold
+
+logger = logging.getLogger("dosapp.service")
+
+
+@dataclass(frozen=True)
+class ServedPrediction(Prediction):
+    """A prediction whose label is 'unknown' if its score is below the service's threshold."""
+
+    known: bool
+
+
+@dataclass(frozen=True)
+class PredictResult:
+    """Predictions for the images of one request, and the version that made them."""
+
+    version: int
+    predictions: list[ServedPrediction]
 
 
 class Service:
-    """Both kinds are the same to those who ask."""
+    """What learning services and replicas have in common; changes raise a `ReadOnlyError`."""
 
     def __init__(
         self, folder: Path, settings: ServiceSettings | None = None, canary: Canary | None = None
@@ -45,39 +67,77 @@ class Service:
         self.tokens, self.audit = Tokens(folder), Audit(folder)
         self.canary = canary
         self.started = time.monotonic()
-        self.answered = 0  # pictures
-        self.at_close = contextlib.ExitStack()  # what ends with the service, whoever made it
+        self.answered = 0  # images
+        self.at_close = contextlib.ExitStack()  # callbacks of others that use this service
         self.reader: Reader
         self.history: History
-        self.uploads: Uploads
+        self.uploads: UploadDecoder
 
     def start(self) -> None:
+        """Start the threads."""
         self.reader.start()
 
     def close(self) -> None:
-        """Answers what waits."""
+        """Answer the requests that wait, then end the threads."""
         self.reader.close()
         self.at_close.close()
 
-    def ask(self, pixels: Tensor, top: int) -> "Future[Answer]":
-        return self.reader.ask(pixels, top)
+    def predict(self, pixels: Tensor, top: int = 5, learn: bool = True) -> "Future[PredictResult]":
+        """Classify images, and offer them to the stream.
 
-    def answered_with(self, pixels: Tensor, answer: Answer, learn: bool) -> None:
-        self.answered += len(pixels)
+        Args:
+            pixels: `uint8 [n, 3, H, W]`.
+            top: How many of the best classes to report per image.
+            learn: Whether the service may adapt to the images.
+
+        Returns:
+            A future of the predictions. Cancelling it keeps the images out of the stream.
+
+        Raises:
+            BusyError: Too many images wait already.
+        """
+        result: Future[PredictResult] = Future()
+
+        def complete(reply: "Future[Answer]") -> None:
+            if not result.set_running_or_notify_cancel():
+                return
+            try:
+                answer = reply.result()
+                self.answered += len(pixels)
+                if learn:
+                    self.offer(pixels, answer.predictions)
+                served = [self._apply_threshold(p) for p in answer.predictions]
+                result.set_result(PredictResult(answer.version, served))
+            except Exception as error:
+                result.set_exception(error)
+
+        self.reader.submit(pixels, top).add_done_callback(complete)
+        return result
+
+    def _apply_threshold(self, p: Prediction) -> ServedPrediction:
+        known = p.score >= self.settings.unknown_threshold
+        return ServedPrediction(p.label if known else UNKNOWN, p.score, p.top, known)
+
+    def offer(self, pixels: Tensor, predictions: Sequence[Prediction]) -> None:
+        """Add images that were answered to the stream, if this service has one."""
 
     @property
-    def ready(self) -> bool:
-        return self.reader.alive
+    def is_ready(self) -> bool:
+        """Whether all threads run."""
+        return self.reader.is_alive
 
     @property
     def version(self) -> int:
+        """The version that answers."""
         return self.reader.published.number
 
     @property
     def classes(self) -> list[str]:
+        """The classes of the version that answers."""
         return self.reader.published.learner.classes
 
     def status(self) -> dict[str, Any]:
+        """Return the live state as JSON."""
         return {
             "version": self.version,
             "classes": len(self.classes),
@@ -87,232 +147,265 @@ class Service:
             "writes": False,
         }
 
-    # What only a writer can do
+    # Changes, which need a writer
 
-    def _refuse(self) -> ReadOnlyError:
-        return ReadOnlyError("this replica only reads; ask the writer's service")
+    def _read_only(self) -> ReadOnlyError:
+        return ReadOnlyError("this replica only reads; send changes to the writer's service")
 
-    def teach(self, pictures: Mapping[str, Tensor], who: str) -> Job:
-        raise self._refuse()
+    def learn(self, images: Mapping[str, Tensor], caller: str) -> Job:
+        """Queue a session of images by class name, with the corrections that wait."""
+        raise self._read_only()
 
-    def correct(self, picture: Tensor, name: str, who: str) -> int:
-        raise self._refuse()
+    def correct(self, image: Tensor, name: str, caller: str) -> int:
+        """Keep an image with its true class for the next session; return how many wait."""
+        raise self._read_only()
 
-    def forget_corrections(self, who: str) -> int:
-        raise self._refuse()
+    def forget_corrections(self, caller: str) -> int:
+        """Drop the corrections that wait; return how many there were."""
+        raise self._read_only()
 
     def job(self, name: str) -> Job | None:
+        """Find a job by its id."""
         return None
 
     def jobs(self) -> list[Job]:
+        """Return all jobs that are known, the oldest first."""
         return []
 
-    def cancel(self, job: Job, who: str) -> None:
-        raise self._refuse()
+    def cancel(self, job: Job, caller: str) -> None:
+        """Cancel a session; it ends after its current step."""
+        raise self._read_only()
 
-    def rollback(self, number: int, who: str) -> int:
-        raise self._refuse()
+    def rollback(self, number: int, caller: str) -> int:
+        """Restore a version as a new version; return its number."""
+        raise self._read_only()
 
-    def rename(self, old: str, new: str, who: str) -> int:
-        raise self._refuse()
+    def rename(self, old: str, new: str, caller: str) -> int:
+        """Rename a class, as a new version; return its number."""
+        raise self._read_only()
 
-    def remove(self, name: str, who: str) -> int:
-        raise self._refuse()
+    def remove(self, name: str, caller: str) -> int:
+        """Remove a class, as a new version; return its number."""
+        raise self._read_only()
 
-    def freeze(self, who: str) -> str:
-        raise self._refuse()
+    def freeze(self, caller: str) -> str:
+        """Stop adaptation at once; return why a restart would not know it, "" if it will."""
+        raise self._read_only()
 
-    def unfreeze(self, who: str) -> str:
-        raise self._refuse()
+    def unfreeze(self, caller: str) -> str:
+        """Start adaptation again; return why a restart would not know it, "" if it will."""
+        raise self._read_only()
 
 
 class LearningService(Service):
-    """The service that owns the folder."""
+    """The service that owns a folder and writes its versions.
+
+    Args:
+        folder: Of a learner.
+        settings: Of the service.
+        canary: Labelled images for the guards; overrides the setting `canary`.
+
+    Raises:
+        InputError: The learner's method stores images of the stream.
+    """
 
     def __init__(
         self, folder: Path, settings: ServiceSettings | None = None, canary: Canary | None = None
     ) -> None:
         super().__init__(folder, settings, canary)
-        learner = Learner.open(folder, device=self.settings.device, learns=False)
+        learner = Learner.open(folder, device=self.settings.device, trainable=False)
         if learner.method.stores_data:
             raise InputError(
-                f"'{folder}' learns with a method that keeps pictures of the stream; a service "
-                "never does, so choose another --adapt for the learner"
+                f"the method of '{folder}' stores images of the stream, which a service never "
+                "does; choose another --adapt for the learner"
             )
         s = self.settings
-        changes = {"confidence_gate": s.confidence_gate, "skew_aware_ema": s.skew_aware_ema}
-        wanted = {name: value for name, value in changes.items() if value is not None}
-        learner.settings = learner.settings.model_copy(update=wanted)
+        overrides = {"confidence_gate": s.confidence_gate, "skew_aware_ema": s.skew_aware_ema}
+        given = {name: value for name, value in overrides.items() if value is not None}
+        learner.settings = learner.settings.model_copy(update=given)
         self.history = learner.history(folder)
-        known = self.history.exists()
-        learner = learner.at(*load_latest(self.history)) if known else learner.at(learner.state())
-        if (
-            self.history.has_corrupt_tail
-        ):  # what could not be read is set aside before anybody asks for it
+        exists = self.history.exists()
+        learner = learner.at(*load_latest(self.history)) if exists else learner.at(learner.state())
+        if self.history.has_corrupt_tail:  # set it aside before a request can read it
             self.history.checkpoint(learner.state(), learner.working_state())
-        self.uploads = Uploads(learner, s)
+        self.uploads = UploadDecoder(learner.preprocess, s)
         if canary is None and s.canary is not None:
-            self.canary = load_canary(s.canary, self.uploads)
+            self.canary = load_canary(s.canary, learner.preprocess)
         if not self.history.head:
-            self.history.commit(learner.state(), "the service began")
-            self.history.checkpoint(learner.state(), learner.working_state())
-        first = Published(self.history.head, learner.at(learner.state(), learns=False))
+            self.history.append(learner.state(), learner.working_state(), "service started")
+        first = Published(self.history.head, learner.at(learner.state(), trainable=False))
         self.reader = Reader(first, s)
         self.writer = Writer(learner, self.history, s, self._publish, self.canary)
-        self.writer.watch, self.writer.pressed = self._noted, self.reader.behind
+        self.writer.on_event = self._audit
+        self.writer.is_reader_behind = self.reader.is_behind
         self._corrections: dict[str, list[Tensor]] = {}
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def _publish(self, published: Published) -> None:
         self.reader.published = published
 
-    def _noted(self, what: str, facts: Mapping[str, Any]) -> None:
-        """The writer has done something by itself, or has finished something."""
-        who = str(facts.get("who", "guard"))
-        with contextlib.suppress(OSError):  # a full disk must not stop the writer
-            self.audit.write(what, who, {k: v for k, v in facts.items() if k != "who"})
+    def _audit(self, event: str, details: Mapping[str, Any]) -> None:
+        caller = str(details.get("who", "guard"))
+        try:
+            self.audit.write(event, caller, {k: v for k, v in details.items() if k != "who"})
+        except OSError as error:  # a full disk must not stop the writer
+            logger.warning("the audit log cannot be written: %s", error)
 
     def start(self) -> None:
+        """Start reader and writer."""
         super().start()
         self.writer.start()
 
     def close(self) -> None:
-        """And saves what was learned."""
+        """Answer the requests that wait, save the stream's steps, then end the threads."""
         super().close()
         self.writer.close()
 
     @property
-    def ready(self) -> bool:
-        return self.reader.alive and self.writer.alive
+    def is_ready(self) -> bool:
+        """Whether reader and writer run."""
+        return self.reader.is_alive and self.writer.is_alive
 
-    def answered_with(self, pixels: Tensor, answer: Answer, learn: bool) -> None:
-        super().answered_with(pixels, answer, learn)
-        if learn:
-            self.writer.offer(pixels, answer.predictions)
+    def offer(self, pixels: Tensor, predictions: Sequence[Prediction]) -> None:
+        """Add images that were answered to the stream."""
+        self.writer.offer(pixels, predictions)
 
     def status(self) -> dict[str, Any]:
+        """Return the live state as JSON, with the writer's."""
         writer = self.writer
-        with self._turn:
-            corrections = self._count()
+        with self._lock:
+            corrections = self._count_corrections()
         return super().status() | {
             "writes": True,
             "adapts": self.settings.adapt and writer.learner.method.adapts,
             "frozen": writer.frozen,
-            "trouble": "; ".join(filter(None, (writer.trouble, writer.unkept))),
+            "trouble": "; ".join(filter(None, (writer.last_error, writer.freeze_error))),
             "stream": writer.waiting,
             "corrections": corrections,
-            "at_work": self.ready,
-            "signals": writer.signals.facts(len(self.classes)),
-            "jobs": [job.facts() for job in self.jobs() if not job.ended.is_set()],
+            "at_work": self.is_ready,
+            "signals": writer.signals.to_dict(len(self.classes)),
+            "jobs": [job.to_dict() for job in self.jobs() if not job.ended.is_set()],
         }
 
-    # Lessons
+    # Sessions and corrections
 
-    def teach(self, pictures: Mapping[str, Tensor], who: str) -> Job:
-        """New pictures, together with the corrections that have waited for them."""
-        with self._turn:
-            waiting, self._corrections = self._corrections, {}
+    def learn(self, images: Mapping[str, Tensor], caller: str) -> Job:
+        """Queue a session of images by class name, with the corrections that wait."""
+        with self._lock:
+            corrections, self._corrections = self._corrections, {}
         try:
-            found = dict(pictures)
-            for name, more in waiting.items():
-                known = [found[name]] if name in found else []
-                found[name] = torch.cat([*known, torch.stack(more)])
-            if not found:
-                raise InputError("there is nothing to learn: no pictures, and no corrections wait")
-            return self.writer.teach(found, who, partial(self._wait_again, waiting))
+            session = dict(images)
+            for name, corrected in corrections.items():
+                uploaded = [session[name]] if name in session else []
+                session[name] = torch.cat([*uploaded, torch.stack(corrected)])
+            if not session:
+                raise InputError("there is nothing to learn: no images, and no corrections wait")
+            return self.writer.learn(session, caller, partial(self._return, corrections))
         except BaseException:
-            self._wait_again(waiting)
+            self._return(corrections)
             raise
 
-    def _wait_again(self, corrections: Mapping[str, list[Tensor]]) -> None:
-        """Their lesson came to nothing."""
-        with self._turn:
-            for name, found in corrections.items():
-                self._corrections.setdefault(name, []).extend(found)
+    def _return(self, corrections: Mapping[str, list[Tensor]]) -> None:
+        """Keep corrections for the next session, because theirs made no version."""
+        with self._lock:
+            for name, images in corrections.items():
+                self._corrections.setdefault(name, []).extend(images)
 
-    def _wait_as(self, new: str | None, old: str) -> None:
-        """A class has another name, or is gone: so have its corrections, or they would teach it
-        anew."""
-        with self._turn:
-            found = self._corrections.pop(old, [])
-            if found and new is not None:
-                self._corrections.setdefault(new, []).extend(found)
+    def _move_corrections(self, old: str, new: str | None) -> None:
+        """Follow a renamed class; drop those of a removed one, which they would add again."""
+        with self._lock:
+            images = self._corrections.pop(old, [])
+            if images and new is not None:
+                self._corrections.setdefault(new, []).extend(images)
 
-    def _count(self) -> int:
-        return sum(len(found) for found in self._corrections.values())
+    def _count_corrections(self) -> int:
+        return sum(len(images) for images in self._corrections.values())
 
-    def correct(self, picture: Tensor, name: str, who: str) -> int:
-        """A person says what a picture is: it joins the next session. Says how many wait."""
-        name = class_name(name)
-        with self._turn:
-            waiting = self._count()
+    def correct(self, image: Tensor, name: str, caller: str) -> int:
+        """Keep an image with its true class for the next session; return how many wait."""
+        name = normalize_class_name(name)
+        with self._lock:
+            waiting = self._count_corrections()
             if waiting >= self.settings.max_queue:
-                raise BusyError(f"{waiting} corrections wait for a lesson already; start one")
-            self._corrections.setdefault(name, []).append(picture)
-        self._noted("corrected", {"who": who, "class": name})
+                raise BusyError(f"{waiting} corrections wait already; start a session with them")
+            self._corrections.setdefault(name, []).append(image)
+        self._audit("corrected", {"who": caller, "class": name})
         return waiting + 1
 
-    def forget_corrections(self, who: str) -> int:
-        with self._turn:
-            count, self._corrections = self._count(), {}
+    def forget_corrections(self, caller: str) -> int:
+        """Drop the corrections that wait; return how many there were."""
+        with self._lock:
+            count, self._corrections = self._count_corrections(), {}
         if count:
-            self._noted("forgot corrections", {"who": who, "images": count})
+            self._audit("forgot corrections", {"who": caller, "images": count})
         return count
 
     def job(self, name: str) -> Job | None:
+        """Find a job by its id."""
         return self.writer.jobs.get(name)
 
     def jobs(self) -> list[Job]:
+        """Return all jobs that are known, the oldest first."""
         return list(self.writer.jobs.values())
 
-    def cancel(self, job: Job, who: str) -> None:
+    def cancel(self, job: Job, caller: str) -> None:
+        """Cancel a session; it ends after its current step."""
         if not job.ended.is_set():
             self.writer.cancel(job)
-            self._noted("cancelled", {"who": who, "job": job.id})
+            self._audit("cancelled", {"who": caller, "job": job.id})
 
-    # Orders: what is written down about them is written by the writer, whoever still waits
+    # Commands. The writer's thread also writes the audit log, even if the caller is gone by then.
 
-    def rollback(self, number: int, who: str) -> int:
-        self.history.version(number)  # before the writer is troubled
-        facts = {"to": number}
-        return self._ordered("rolled back", who, lambda: self.writer.rollback(number, who), facts)
+    def rollback(self, number: int, caller: str) -> int:
+        """Restore a version as a new version; return its number."""
+        self.history.version(number)  # raises before the writer is interrupted
+        command = partial(self.writer.rollback, number, caller)
+        return self._run_command("rolled back", caller, command, {"to": number})
 
-    def rename(self, old: str, new: str, who: str) -> int:
-        name = class_name(new)
+    def rename(self, old: str, new: str, caller: str) -> int:
+        """Rename a class, as a new version; return its number."""
+        name = normalize_class_name(new)
 
-        def order() -> int:
-            version = self.writer.rename(old, name, who)
-            self._wait_as(name, old)
+        def command() -> int:
+            version = self.writer.rename(old, name, caller)
+            self._move_corrections(old, name)
             return version
 
-        return self._ordered("renamed", who, order, {"class": old, "to": name})
+        return self._run_command("renamed", caller, command, {"class": old, "to": name})
 
-    def remove(self, name: str, who: str) -> int:
-        def order() -> int:
-            version = self.writer.remove(name, who)
-            self._wait_as(None, name)
+    def remove(self, name: str, caller: str) -> int:
+        """Remove a class, as a new version; return its number."""
+
+        def command() -> int:
+            version = self.writer.remove(name, caller)
+            self._move_corrections(name, None)
             return version
 
-        return self._ordered("removed", who, order, {"class": name})
+        return self._run_command("removed", caller, command, {"class": name})
 
-    def freeze(self, who: str) -> str:
-        """At once; says what could not be written about it."""
-        self._ordered("froze", who, lambda: self.writer.freeze(f"frozen by {who}"))
-        return self.writer.unkept
+    def freeze(self, caller: str) -> str:
+        """Stop adaptation at once; return why a restart would not know it, "" if it will."""
+        self._run_command("froze", caller, partial(self.writer.freeze, f"frozen by {caller}"))
+        return self.writer.freeze_error
 
-    def unfreeze(self, who: str) -> str:
-        self._ordered("unfroze", who, self.writer.unfreeze)
-        return self.writer.unkept
+    def unfreeze(self, caller: str) -> str:
+        """Start adaptation again; return why a restart would not know it, "" if it will."""
+        self._run_command("unfroze", caller, self.writer.unfreeze)
+        return self.writer.freeze_error
 
-    def _ordered(
-        self, what: str, who: str, order: Callable[[], int], facts: Mapping[str, Any] | None = None
+    def _run_command(
+        self,
+        event: str,
+        caller: str,
+        command: Callable[[], int],
+        details: Mapping[str, Any] | None = None,
     ) -> int:
-        def carried_out() -> int:
-            version = order()
-            self._noted(what, {"who": who, **(facts or {}), "version": version})
+        def run() -> int:
+            version = command()
+            self._audit(event, {"who": caller, **(details or {}), "version": version})
             return version
 
-        return self.writer.ask(carried_out).result()
+        return self.writer.submit(run).result()
 
 
 class Replica(Service):
@@ -320,40 +413,44 @@ class Replica(Service):
 
     def __init__(self, folder: Path, settings: ServiceSettings | None = None) -> None:
         super().__init__(folder, settings)
-        self._learner = Learner.open(folder, device=self.settings.device, learns=False)
+        self._learner = Learner.open(folder, device=self.settings.device, trainable=False)
         self.history = self._learner.history(folder)
-        self.uploads = Uploads(self._learner, self.settings)
-        self._followed = (0, "")  # the newest head, by number and checksum
-        self.reader = Reader(self._newest(), self.settings)
-        self._ending = threading.Event()
+        self.uploads = UploadDecoder(self._learner.preprocess, self.settings)
+        self._head = (0, "")  # number and checksum of the version that is published
+        self.reader = Reader(self._load_head(), self.settings)
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
 
-    def _newest(self) -> Published:
-        head = self.history.acknowledged
-        learner = self._learner.at(self.history.at(head[0]), learns=False)
-        self._followed = head  # now that it could be read
+    def _load_head(self) -> Published:
+        head = self.history.head_id
+        learner = self._learner.at(self.history.at(head[0]), trainable=False)
+        self._head = head
         return Published(head[0], learner)
 
     def _follow(self) -> None:
-        while not self._ending.wait(GLANCE):
+        while not self._closing.wait(POLL):
             try:
-                if self.history.acknowledged != self._followed:
-                    self.reader.published = self._newest()
-            except (DosappError, OSError) as error:  # the writer was in the middle of something
-                warnings.warn(f"{error}; looking again", stacklevel=1)
+                if self.history.head_id != self._head:
+                    self.reader.published = self._load_head()
+                    logger.info("following version %d", self.version)
+            except (DosappError, OSError) as error:  # the writer may be replacing a file
+                logger.warning("the newest version cannot be read, trying again: %s", error)
 
     def start(self) -> None:
+        """Start the reader, and follow the folder."""
         super().start()
         self._thread.start()
 
     def close(self) -> None:
-        self._ending.set()
+        """Stop following, answer the requests that wait, then end the threads."""
+        self._closing.set()
         self._thread.join()
         super().close()
 
     @property
-    def ready(self) -> bool:
-        return self.reader.alive and self._thread.is_alive()
+    def is_ready(self) -> bool:
+        """Whether the reader runs and the folder is followed."""
+        return self.reader.is_alive and self._thread.is_alive()
 
 
 @contextlib.contextmanager
@@ -364,16 +461,31 @@ def open_service(
     follow: bool = False,
     canary: Canary | None = None,
 ) -> Iterator[Service]:
-    """A service at work; a folder has one writer, and as many replicas as one likes."""
+    """Run a service while the context is open.
+
+    Args:
+        folder: Of a learner.
+        settings: Of the service.
+        follow: Open a replica, which only reads; otherwise the folder is locked for one writer.
+        canary: Labelled images for the guards.
+
+    Yields:
+        The running service.
+
+    Raises:
+        BusyError: Another process writes the folder.
+        InputError: The folder holds no learner, or one that cannot be served.
+    """
     check_learner(folder)
     with contextlib.nullcontext() if follow else lock_folder(folder):
         service = Replica(folder, settings) if follow else LearningService(folder, settings, canary)
-        with running(service):
+        with run_service(service):
             yield service
 
 
 @contextlib.contextmanager
-def running(service: Service) -> Iterator[Service]:
+def run_service(service: Service) -> Iterator[Service]:
+    """Start a service and close it at the end of the context."""
     service.start()
     try:
         yield service
@@ -381,11 +493,11 @@ def running(service: Service) -> Iterator[Service]:
         service.close()
 
 
-def load_canary(place: Path, uploads: Uploads) -> Canary:
-    """Every picture of class folders (train and test alike: nothing of it is ever taught)."""
-    train, test = find_images(place)
-    found = train + test
-    names = sorted({name for _, name in found})
-    listing = make_split(found, names, place)
-    pictures = torch.stack([uploads.prepare(listing.images.open(row)) for row in range(len(found))])
-    return Canary(pictures, [names[n].replace("_", " ") for n in listing.labels])
+def load_canary(folder: Path, preprocess: Preprocess) -> Canary:
+    """Load every image of class folders, train and test alike, as a canary."""
+    train, test = find_images(folder)
+    files = train + test
+    names = sorted({name for _, name in files})
+    split = make_split(files, names, folder)
+    images = torch.stack([preprocess(split.images.open(row)) for row in range(len(files))])
+    return Canary(images, [names[n].replace("_", " ") for n in split.labels])

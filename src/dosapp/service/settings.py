@@ -2,6 +2,7 @@
 
 import ipaddress
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -77,6 +78,10 @@ class ServiceSettings(Settings):
     session_folder: Path | None = Field(None, description="folder of sessions on the server")
     device: str = Field("cpu", description="cpu, cuda, mps or auto")
     threads: int | None = Field(None, ge=1, description="of torch [half of the cores]")
+    log_format: Literal["text", "json"] = Field("text", description="lines of the log on stderr")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severe lines that are logged; info: every request"
+    )
 
 
 def check_learner(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What people send, as pictures: decoded in memory, within limits, never on a disk."""
+"""Request bodies → images: decoded in memory, within limits, never written to a disk."""
 
 import base64
 import binascii
@@ -16,58 +16,61 @@ from torch import Tensor
 
 from dosapp.data.base import check_class_names
 from dosapp.data.files import SUFFIXES, list_files, strip_outer_folder
+from dosapp.data.preprocess import Preprocess, to_bytes
 from dosapp.errors import InputError, TooLargeError
-from dosapp.learner.learner import Learner
 from dosapp.service.settings import ServiceSettings
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
-NAME = 200  # letters in a class name
-INFLATED = 20  # times the limit of a body that an archive may hold
-
+MAX_NAME_LENGTH = 200  # characters of a class name
+MAX_INFLATION = 20  # an archive may hold so many times the bytes of a body
 
 M = TypeVar("M")
 
 
-class Uploads:
-    def __init__(self, learner: Learner, settings: ServiceSettings) -> None:
-        origin = learner.origin  # stays, whatever becomes of this learner
-        self.size, self.prepare = origin.image_size, origin.preprocess
-        self.settings = settings
+class UploadDecoder:
+    """Decodes images of predict requests, and images by class name of sessions."""
 
-    # One picture
+    def __init__(self, preprocess: Preprocess, settings: ServiceSettings) -> None:
+        self.preprocess, self.settings = preprocess, settings
 
-    def picture(self, data: bytes, name: str = "the picture") -> Tensor:
-        """`uint8 [3, H, W]`. The size is known before a single pixel is decoded."""
+    # Images
+
+    def decode_image(self, data: bytes, name: str = "the image") -> Tensor:
+        """Decode one image file to `uint8 [3, H, W]`; its size is checked before its pixels.
+
+        Raises:
+            InputError: The bytes are not an image in a known format.
+            TooLargeError: The image has too many pixels.
+        """
         try:
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             if image.width * image.height > self.settings.max_pixels:
                 raise TooLargeError(
                     f"{name} has {image.width} × {image.height} pixels; at most "
-                    f"{self.settings.max_pixels:,} are taken"
+                    f"{self.settings.max_pixels:,} are accepted"
                 )
             if min(image.size) < 1 or max(image.size) > 100 * min(image.size):
                 raise InputError(f"{name} is {image.width} × {image.height}; give a usual shape")
-            return self.prepare(image)
+            return self.preprocess(image)
         except InputError:
             raise
         except UnidentifiedImageError as error:
-            raise InputError(
-                f"{name} is not a picture; give one of {', '.join(FORMATS)}"
-            ) from error
+            raise InputError(f"{name} is not an image; give one of {', '.join(FORMATS)}") from error
         except (Image.DecompressionBombError, MemoryError) as error:
             raise TooLargeError(f"{name} is too large to be decoded") from error
-        except Exception as error:  # decoders throw anything at damaged bytes
-            raise InputError(f"{name} cannot be read as a picture ({_first(error)})") from error
+        except Exception as error:  # Pillow's decoders raise anything on damaged bytes
+            reason = _first_line(error)
+            raise InputError(f"{name} cannot be read as an image ({reason})") from error
 
-    def pictures(self, files: Sequence[tuple[str, bytes]]) -> Tensor:
-        """`uint8 [n, 3, H, W]`."""
+    def decode_images(self, files: Sequence[tuple[str, bytes]]) -> Tensor:
+        """Decode files, given as (name, bytes), to `uint8 [n, 3, H, W]`."""
         if not files:
-            raise InputError("there is no picture in the request; send at least one")
+            raise InputError("there is no image in the request; send at least one")
         self._check_count(len(files), self.settings.max_images)
-        return torch.stack([self.picture(data, f"'{name}'") for name, data in files])
+        return torch.stack([self.decode_image(data, f"'{name}'") for name, data in files])
 
-    def encoded(self, texts: Sequence[str]) -> Tensor:
-        """The same from base64, with or without a `data:` beginning."""
+    def decode_base64(self, texts: Sequence[str]) -> Tensor:
+        """Decode base64 texts or `data:` URLs to `uint8 [n, 3, H, W]`."""
         self._check_count(len(texts), self.settings.max_images)
         files = []
         for n, text in enumerate(texts):
@@ -76,136 +79,144 @@ class Uploads:
                 files.append((f"images[{n}]", base64.b64decode(body, validate=True)))
             except (binascii.Error, ValueError) as error:
                 raise InputError(f"images[{n}] is not base64 ({error})") from error
-        return self.pictures(files)
+        return self.decode_images(files)
 
-    def tensor(self, data: bytes, shape: str, kind: str) -> Tensor:
-        """Raw numbers in C order: uint8, or float32 in [0, 1], already at the backbone's size."""
-        kinds: dict[str, np.dtype[Any]] = {"uint8": np.dtype("u1"), "float32": np.dtype("<f4")}
-        if kind not in kinds:
-            raise InputError(f"dtype is '{kind[:40]}'; give uint8 or float32")
+    def decode_tensor(self, data: bytes, shape: str, dtype: str) -> Tensor:
+        """Decode a raw tensor in C order, at the backbone's size: uint8, or float32 in [0, 1]."""
+        dtypes: dict[str, np.dtype[Any]] = {"uint8": np.dtype("u1"), "float32": np.dtype("<f4")}
+        if dtype not in dtypes:
+            raise InputError(f"dtype is '{dtype[:40]}'; give uint8 or float32")
         try:
             sizes = [int(part) for part in shape.split(",")]
         except ValueError as error:
             raise InputError(f"shape is '{shape[:40]}'; write it as 1,3,H,W") from error
-        wanted = [3, self.size, self.size]
-        if len(sizes) != 4 or sizes[1:] != wanted or sizes[0] < 1:
-            raise InputError(f"shape is {sizes[:8]}; give [n, 3, {self.size}, {self.size}]")
+        size = self.preprocess.image_size
+        if len(sizes) != 4 or sizes[1:] != [3, size, size] or sizes[0] < 1:
+            raise InputError(f"shape is {sizes[:8]}; give [n, 3, {size}, {size}]")
         self._check_count(sizes[0], self.settings.max_images)
-        if len(data) != int(np.prod(sizes)) * kinds[kind].itemsize:
-            raise InputError(f"the body has {len(data)} bytes, which is not {sizes} of {kind}")
-        values = np.frombuffer(data, dtype=kinds[kind]).reshape(sizes)
-        if kind == "uint8":
-            return torch.from_numpy(values.copy())
-        if not (np.isfinite(values).all() and values.min() >= 0 and values.max() <= 1):
-            raise InputError("the tensor has values outside 0 to 1, or none at all; give [0, 1]")
-        return torch.from_numpy((values * 255).round().astype(np.uint8))
+        if len(data) != int(np.prod(sizes)) * dtypes[dtype].itemsize:
+            raise InputError(f"the body has {len(data)} bytes, which is not {sizes} of {dtype}")
+        values = torch.from_numpy(np.frombuffer(data, dtype=dtypes[dtype]).reshape(sizes).copy())
+        if dtype == "float32" and not (values.min() >= 0 and values.max() <= 1):  # NaN fails both
+            raise InputError("the tensor has values outside 0 to 1; give floats in [0, 1]")
+        return to_bytes(values)
 
-    # Lessons: pictures by class name
+    # Sessions: images by class name
 
-    def archive(self, data: bytes) -> dict[str, Tensor]:
-        """A zip of class folders. Nothing is unpacked; names are only read, never followed."""
+    def read_zip(self, data: bytes) -> dict[str, Tensor]:
+        """Decode a zip of class folders. Member names are only read, never used as paths."""
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                members = [m for m in archive.infolist() if _is_picture(m)]
+                members = [m for m in archive.infolist() if _is_image_member(m)]
                 self._check_count(len(members), self.settings.max_session_images)
                 total = sum(m.file_size for m in members)
-                if total > INFLATED * self.settings.max_body:
+                if total > MAX_INFLATION * self.settings.max_body:
                     raise TooLargeError(f"the archive holds {total:,} bytes; that is too much")
-                named = _by_class({m.filename: m for m in members})
-                return self._classes(
-                    (name, [(m.filename, self._member(archive, m)) for m in found])
-                    for name, found in named.items()
+                by_class = _group_by_folder({m.filename: m for m in members})
+                return self._decode_classes(
+                    (name, [(m.filename, self._read_member(archive, m)) for m in group])
+                    for name, group in by_class.items()
                 )
         except InputError:
             raise
-        except Exception as error:  # so do archives
-            raise InputError(f"the archive cannot be read as a zip ({_first(error)})") from error
+        except Exception as error:  # zipfile raises anything on damaged bytes
+            reason = _first_line(error)
+            raise InputError(f"the archive cannot be read as a zip ({reason})") from error
 
-    def _member(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-        """No more than a body may have, whatever the archive says about its size."""
+    def _read_member(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+        """Read a member up to the limit of a body, whatever size the archive declares for it."""
         with archive.open(member) as file:
             data = file.read(self.settings.max_body + 1)
         if len(data) > self.settings.max_body:
             raise TooLargeError(f"'{member.filename[:80]}' in the archive is too large")
         return data
 
-    def folder(self, name: str) -> dict[str, Tensor]:
-        """Class folders in a folder below the one set aside for lessons."""
+    def read_folder(self, name: str) -> dict[str, Tensor]:
+        """Decode the class folders of a folder below the setting `session_folder`."""
         root = self.settings.session_folder
         if root is None:
             raise InputError(
-                "this service has no folder for lessons; start it with --lessons FOLDER"
+                "this service has no folder of sessions; start it with --session-folder FOLDER"
             )
         try:
-            place = (root.resolve() / name).resolve()
-            inside = place.is_relative_to(root.resolve()) and place.is_dir()
-        except (ValueError, OSError) as error:  # a NUL, a name that is too long
-            raise InputError(f"there is no folder '{name[:80]}' among the lessons") from error
-        if not inside:
-            raise InputError(f"there is no folder '{name[:80]}' among the lessons")
-        found = strip_outer_folder(list_files(place))
-        pictures = {n: p for n, p in found.items() if p.suffix in SUFFIXES and "/" in n}
-        self._check_count(len(pictures), self.settings.max_session_images)
-        if any(not p.path.resolve().is_relative_to(root.resolve()) for p in pictures.values()):
-            raise InputError(f"'{name[:80]}' has links that lead out of the lessons")
-        return self._classes(
-            (label, [(str(p.path.name), p.read()) for p in places])
-            for label, places in _by_class(pictures).items()
+            folder = (root.resolve() / name).resolve()
+            is_inside = folder.is_relative_to(root.resolve()) and folder.is_dir()
+        except (ValueError, OSError):  # a NUL, a name that is too long
+            is_inside = False
+        if not is_inside:
+            raise InputError(f"there is no folder '{name[:80]}' in the folder of sessions")
+        files = strip_outer_folder(list_files(folder))
+        images = {n: f for n, f in files.items() if f.suffix in SUFFIXES and "/" in n}
+        self._check_count(len(images), self.settings.max_session_images)
+        if any(not f.path.resolve().is_relative_to(root.resolve()) for f in images.values()):
+            raise InputError(f"'{name[:80]}' has links that lead out of the folder of sessions")
+        return self._decode_classes(
+            (label, [(str(f.path.name), f.read()) for f in group])
+            for label, group in _group_by_folder(images).items()
         )
 
-    def lesson(self, name: str, files: Sequence[tuple[str, bytes]]) -> dict[str, Tensor]:
+    def read_class(self, name: str, files: Sequence[tuple[str, bytes]]) -> dict[str, Tensor]:
+        """Decode files, given as (name, bytes), as the images of one class."""
         self._check_count(len(files), self.settings.max_session_images)
-        return self._classes([(name, files)])
+        return self._decode_classes([(name, files)])
 
-    def _classes(
-        self, named: Iterable[tuple[str, Sequence[tuple[str, bytes]]]]
+    def _decode_classes(
+        self, classes: Iterable[tuple[str, Sequence[tuple[str, bytes]]]]
     ) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for raw, files in named:
-            name = class_name(raw)
-            if name in found:
-                raise InputError(f"the lesson names the class '{name}' twice; names must differ")
+        images: dict[str, Tensor] = {}
+        for raw_name, files in classes:
+            name = normalize_class_name(raw_name)
+            if name in images:
+                raise InputError(f"the session names the class '{name}' twice; names must differ")
             if not files:
-                raise InputError(f"class '{name}' has no pictures; give at least one")
-            found[name] = torch.stack([self.picture(data, f"'{n[-80:]}'") for n, data in files])
-        if not found:
-            raise InputError("the lesson has no pictures in class folders; put each class in one")
-        return found
+                raise InputError(f"class '{name}' has no images; give at least one")
+            decoded = [self.decode_image(data, f"'{title[-80:]}'") for title, data in files]
+            images[name] = torch.stack(decoded)
+        if not images:
+            raise InputError("the session has no images in class folders; put each class in one")
+        return images
 
-    def _check_count(self, count: int, most: int) -> None:
-        if count > most:
-            raise TooLargeError(f"the request has {count} pictures; at most {most} are taken")
+    def _check_count(self, count: int, limit: int) -> None:
+        if count > limit:
+            raise TooLargeError(f"the request has {count} images; at most {limit} are accepted")
 
 
-def class_name(raw: str) -> str:
-    """As it is said: no underscores or control characters, of a usual length; and however its
-    accents were typed, names that look alike are one class."""
-    name = unicodedata.normalize("NFC", " ".join(raw.replace("_", " ").split()))
-    check_class_names([name], "the lesson")
-    if len(name) > NAME or not name.isprintable():
+def normalize_class_name(name: str) -> str:
+    """Normalize whitespace, underscores and Unicode, so that equal-looking names are one class.
+
+    Raises:
+        InputError: The name is empty, too long or cannot be printed.
+
+    Example:
+        >>> normalize_class_name(" red_fox ")
+        'red fox'
+    """
+    name = unicodedata.normalize("NFC", " ".join(name.replace("_", " ").split()))
+    check_class_names([name], "the session")
+    if len(name) > MAX_NAME_LENGTH or not name.isprintable():
         raise InputError(f"the class name '{name[:40]}…' is too long or cannot be printed")
     return name
 
 
-def _is_picture(member: zipfile.ZipInfo) -> bool:
+def _is_image_member(member: zipfile.ZipInfo) -> bool:
     parts = member.filename.replace("\\", "/").split("/")
-    hidden = any(part.startswith(".") or part == "__MACOSX" for part in parts)  # and ..
+    is_hidden = any(part.startswith(".") or part == "__MACOSX" for part in parts)  # also ..
     return (
         not member.is_dir()
-        and not hidden
+        and not is_hidden
         and not member.filename.startswith(("/", "\\"))
         and len(parts) > 1
         and Path(member.filename).suffix.lower() in SUFFIXES
     )
 
 
-def _by_class(members: Mapping[str, M]) -> dict[str, list[M]]:
-    """By the folder a picture lies in."""
-    found: dict[str, list[M]] = {}
+def _group_by_folder(members: Mapping[str, M]) -> dict[str, list[M]]:
+    """Group files by the innermost folder of their name, in order of names."""
+    groups: dict[str, list[M]] = {}
     for name, member in sorted(members.items()):
-        found.setdefault(name.replace("\\", "/").split("/")[-2], []).append(member)
-    return found
+        groups.setdefault(name.replace("\\", "/").split("/")[-2], []).append(member)
+    return groups
 
 
-def _first(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]

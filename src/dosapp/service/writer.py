@@ -1,18 +1,17 @@
-"""The one thread that owns the weights: lessons, the stream, rollbacks, one after the other.
+"""The writer: the one thread that changes weights, by sessions, the stream and rollbacks in turn.
 
-Readers never see it at work. What it has learned becomes visible as a version: written,
-acknowledged by a checkpoint, then published whole. A version comes after every session and after
-every interval of steps on the stream, so a crash loses at most one interval, and no session that
-was reported done.
+Readers never see it at work. Its results become visible as a version: written, acknowledged by a
+checkpoint, then published as a whole. A version follows every session and every interval of steps
+on the stream, so a crash loses at most one interval, and no session that was reported done.
 """
 
 import contextlib
 import itertools
+import logging
 import os
 import secrets
 import threading
 import time
-import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -29,62 +28,76 @@ from dosapp.learner.learner import Learner, Prediction
 from dosapp.runtime.files import read_json, write_json
 from dosapp.scenario import Session
 from dosapp.service.guards import Canary, Guard, Signals
-from dosapp.service.reader import Published, threads
+from dosapp.service.reader import Published, thread_count
 from dosapp.service.settings import ServiceSettings
 
 T = TypeVar("T")
-REMEMBERED = 100  # jobs that have ended
-ENDED = "the writer has ended, so this will not be done; start the service again"
+KEPT_JOBS = 100  # ended jobs that can still be looked up
+POLL = 0.02  # seconds between two checks whether requests still wait
+WRITER_ENDED = "the writer has ended, so this will not be done; restart the service"
+
+logger = logging.getLogger("dosapp.service.writer")
 
 
 @dataclass
 class Job:
-    """A lesson on its way."""
+    """A session that waits, trains or has ended."""
 
     classes: list[str]
     images: int
-    who: str
+    caller: str
     session: Session | None
-    given_back: Callable[[], None]  # what was taken for it, if nothing comes of it
+    on_failure: Callable[[], None]  # gives back the corrections that were taken for it
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     state: Literal["waiting", "learning", "done", "refused", "failed", "cancelled"] = "waiting"
     step: int = 0
-    of: int = 0
+    total_steps: int = 0
     loss: float | None = None
     version: int | None = None
-    said: str = ""
+    message: str = ""
     cancelled: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
 
-    def end(self, state: Literal["done", "refused", "failed", "cancelled"], said: str) -> None:
+    def end(self, state: Literal["done", "refused", "failed", "cancelled"], message: str) -> None:
+        """Set the final state and release the images."""
         if state != "done":
-            self.given_back()
-        self.state, self.said, self.session, self.given_back = state, said, None, lambda: None
+            self.on_failure()
+        self.state, self.message = state, message
+        self.session, self.on_failure = None, lambda: None
         self.ended.set()
 
-    def facts(self) -> dict[str, Any]:
-        names = ("id", "state", "classes", "images", "step", "of", "loss", "version", "said")
-        return {name: getattr(self, name) for name in names}
-
-
-BREATH = 0.02  # seconds between two looks whether answers still wait
+    def to_dict(self) -> dict[str, Any]:
+        """Return the job as JSON, by the names of the HTTP interface."""
+        names = ("id", "state", "classes", "images", "step", "loss", "version")
+        values = {name: getattr(self, name) for name in names}
+        return {**values, "of": self.total_steps, "said": self.message}
 
 
 @dataclass(frozen=True)
 class StreamSample:
-    """A picture of the stream, and what was answered about it."""
+    """An image of the stream and its prediction."""
 
     pixels: Tensor  # uint8 [3, H, W]
     label: str
     score: float
-    at: float  # monotonic
+    time: float  # monotonic
 
 
 class Cancelled(Exception):
-    pass
+    """A session was cancelled between two steps."""
 
 
 class Writer:
+    """Owns the learner, its history and the queue of the stream.
+
+    Args:
+        learner: Trains; replaced when the writer returns to an earlier state.
+        history: Where versions are appended.
+        settings: Of the service.
+        publish: Called with every new version.
+        canary: Labelled images that decide whether a change is published.
+    """
+
     def __init__(
         self,
         learner: Learner,
@@ -96,411 +109,457 @@ class Writer:
         self.settings, self.history, self.canary = settings, history, canary
         self.learner = learner
         self.signals, self.guard = Signals(), Guard(settings)
-        self._place = history.folder / "service.json"
-        # Why adaptation rests; "" if it does not. It is so at once, written or not.
-        self.frozen: str = read_json(self._place)["frozen"] if self._place.exists() else ""
-        self.unkept = ""  # why a restart would not know that
-        self.trouble = ""  # what else could not be written
+        self._freeze_file = history.folder / "service.json"
+        # Why adaptation is stopped, "" if it is not. It takes effect at once, written or not.
+        self.frozen: str = ""
+        if self._freeze_file.exists():
+            self.frozen = read_json(self._freeze_file)["frozen"]
+        self.freeze_error = ""  # why a restart would not know that
+        self.last_error = ""  # the last error, until a version is written
         self.jobs: dict[str, Job] = {}
-        self.watch: Callable[[str, Mapping[str, Any]], None] = lambda what, facts: None
-        self.pressed: Callable[[], bool] = lambda: False  # do answers wait? Then the stream does
+        self.on_event: Callable[[str, Mapping[str, Any]], None] = lambda event, details: None
+        self.is_reader_behind: Callable[[], bool] = lambda: False
         self._publish = publish
-        self._good = self._now()  # what is returned to
-        self._number = history.head
-        self._steps: list[
-            float
-        ] = []  # on the stream, not judge_claim yet: how far experts differed
-        self._owed: list[float] = []  # judge_claim good, and not in a version for want of room
-        self._changed = time.monotonic()
-        self._session_canary = self._right()
-        self._session_weights = _answering(learner)
+        self._last_good = self._snapshot()
+        self._version = history.head
+        # Disagreement of every step on the stream: since the last check by the guard; and of steps
+        # that passed it and are in no version because the disk is full.
+        self._unchecked_steps: list[float] = []
+        self._unsaved_steps: list[float] = []
+        self._last_change = time.monotonic()
+        self._baseline_accuracy = self._canary_accuracy()
+        self._baseline_weights = _answering_weights(learner)
         self._stream: deque[StreamSample] = deque()
-        self._orders: deque[tuple[Callable[[], None], Future[Any]]] = deque()
-        self._turn = threading.Condition()  # of a lock that its holder may take again
-        self._closing = False
-        self._thread = threading.Thread(target=self._work, name="writer", daemon=True)
+        self._commands: deque[tuple[Callable[[], None], Future[Any]]] = deque()
+        self._condition = threading.Condition()  # its lock is reentrant
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
-    # Asked from other threads
+    # Called from other threads
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
         return self._thread.is_alive()
 
     @property
     def waiting(self) -> int:
-        """Pictures of the stream."""
+        """Number of images in the queue of the stream."""
         return len(self._stream)
 
-    def offer(self, pixels: Tensor, answers: list[Prediction]) -> int:
-        """Pictures that were answered join the stream; says how many there was room for."""
+    def offer(self, pixels: Tensor, predictions: Sequence[Prediction]) -> int:
+        """Queue images that were answered for adaptation, as far as there is room.
+
+        Args:
+            pixels: `uint8 [n, 3, H, W]`.
+            predictions: What was answered, one per image.
+
+        Returns:
+            How many images were queued; the others are counted as skipped.
+        """
         if not self.settings.adapt or self.frozen or not self.learner.method.adapts:
             return 0
         now = time.monotonic()
-        with self._turn:
+        with self._condition:
             room = max(0, self.settings.max_queue - len(self._stream))
-            for picture, answer in itertools.islice(zip(pixels, answers, strict=True), room):
-                self._stream.append(StreamSample(picture, answer.label, answer.score, now))
-            taken = min(room, len(answers))
-            self.signals.skipped += len(answers) - taken
-            self._turn.notify()
-        return taken
+            for image, p in itertools.islice(zip(pixels, predictions, strict=True), room):
+                self._stream.append(StreamSample(image, p.label, p.score, now))
+            queued = min(room, len(predictions))
+            self.signals.skipped += len(predictions) - queued
+            self._condition.notify()
+        return queued
 
-    def teach(
+    def learn(
         self,
-        pictures: Mapping[str, Tensor],
-        who: str,
-        given_back: Callable[[], None] = lambda: None,
+        images: Mapping[str, Tensor],
+        caller: str,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> Job:
-        session = self.learner.session(pictures)
-        known = set(self.learner.classes) | set(pictures)
-        if len(known) > self.settings.max_classes:
+        """Queue a session.
+
+        Args:
+            images: By class name, each `uint8 [n, 3, H, W]`.
+            caller: For the audit log.
+            on_failure: Called when the session ends without a version.
+
+        Returns:
+            The job, which tells about its progress.
+
+        Raises:
+            BusyError: Too many sessions wait.
+            InputError: The learner would know too many classes.
+        """
+        session = self.learner.make_session(images)
+        classes = set(self.learner.classes) | set(images)
+        if len(classes) > self.settings.max_classes:
             raise InputError(
-                f"the lesson would make {len(known)} classes; at most {self.settings.max_classes} "
-                "are allowed (the setting 'classes')"
+                f"the session would make {len(classes)} classes; at most "
+                f"{self.settings.max_classes} are allowed (the setting max_classes)"
             )
-        with self._turn:
+        with self._condition:
             if sum(job.state == "waiting" for job in self.jobs.values()) >= self.settings.max_jobs:
-                raise BusyError(f"{self.settings.max_jobs} lessons wait already; try again later")
-            job = Job(list(pictures), len(session.train), who, session, given_back)
-            self.ask(lambda: self._teach(job))  # or nobody hears of the job
+                raise BusyError(f"{self.settings.max_jobs} sessions wait already; try again later")
+            job = Job(list(images), len(session.train), caller, session, on_failure)
+            self.submit(lambda: self._run_session(job))  # first: it raises if the writer has ended
             self.jobs[job.id] = job
             ended = [old.id for old in self.jobs.values() if old.ended.is_set()]
-            for old in ended[:-REMEMBERED]:
+            for old in ended[:-KEPT_JOBS]:
                 del self.jobs[old]
         return job
 
     def cancel(self, job: Job) -> None:
+        """Cancel a session; it ends after its current step."""
         job.cancelled.set()
 
-    def ask(self, order: Callable[[], T]) -> "Future[T]":
-        """Something for the writer to do between two steps."""
-        done: Future[T] = Future()
+    def submit(self, command: Callable[[], T]) -> "Future[T]":
+        """Queue a command that the writer runs between two steps.
 
-        def carried_out() -> None:
+        Raises:
+            BusyError: The writer is stopping or has ended.
+        """
+        result: Future[T] = Future()
+
+        def run() -> None:
             try:
-                done.set_result(order())
+                result.set_result(command())
             except DosappError as error:
-                done.set_exception(error)
+                result.set_exception(error)
             except BaseException as error:
-                done.set_exception(error)
-                raise  # what was half done is not kept
+                result.set_exception(error)
+                raise  # so that the writer returns to the last good state
 
-        with self._turn:
-            if self._closing:
-                raise BusyError("the service is stopping")
-            self._orders.append((carried_out, done))
-            self._turn.notify()
-        return done
+        with self._condition:
+            if self._is_closing:
+                raise BusyError("the service is stopping; try again when it has restarted")
+            self._commands.append((run, result))
+            self._condition.notify()
+        return result
 
     def close(self) -> None:
-        """End after the current step: lessons on their way are given up, the stream is saved."""
-        with self._turn:
-            self._closing = True
+        """End after the current step: sessions are cancelled, steps on the stream are saved."""
+        with self._condition:
+            self._is_closing = True
             for job in self.jobs.values():
                 job.cancelled.set()
-            self._turn.notify()
+            self._condition.notify()
         self._thread.join()
 
-    # Orders, carried out by the writer
+    # Commands, run by the writer's thread
 
-    def rollback(self, number: int, who: str) -> int:
-        """What a version was, as a new version on top."""
+    def rollback(self, number: int, caller: str) -> int:
+        """Restore a version as a new version on top, and return the new number."""
         self._close_interval()
-        self.learner = self.learner.rolled_back(self.history.at(number))
-        self._forget_stream()
-        return self._changed_by_hand(f"rolled back to version {number}", who)
+        self.learner = self.learner.rollback_copy(self.history.at(number))
+        self._clear_stream()
+        return self._append_change(f"rolled back to version {number}", caller)
 
-    def rename(self, old: str, new: str, who: str) -> int:
+    def rename(self, old: str, new: str, caller: str) -> int:
+        """Rename a class as a new version, and return its number."""
         self._close_interval()
         self.learner.rename(old, new)
-        return self._changed_by_hand(f"renamed '{old}' to '{new}'", who)
+        return self._append_change(f"renamed '{old}' to '{new}'", caller)
 
-    def remove(self, name: str, who: str) -> int:
+    def remove(self, name: str, caller: str) -> int:
+        """Remove a class as a new version, and return its number."""
         self._close_interval()
         self.learner.remove(name)
-        self._forget_stream()  # it may be among the answers
-        return self._changed_by_hand(f"removed '{name}'", who)
+        self._clear_stream()  # predictions in the queue may have its label
+        return self._append_change(f"removed '{name}'", caller)
 
-    def freeze(self, why: str) -> int:
-        """Adaptation rests. What the stream has taught so far is kept if it is good."""
+    def freeze(self, reason: str) -> int:
+        """Stop adaptation, after the current interval was checked; return the version."""
         if not self.frozen:
             self._close_interval()
-            self._rest(why)
-        return self._number
+            self._stop_adapting(reason)
+        return self._version
 
     def unfreeze(self) -> int:
+        """Start adaptation again, and return the version."""
         self.frozen, self.guard.strikes = "", 0
-        self._keep_frozen()
-        return self._number
+        self._save_freeze()
+        return self._version
 
-    def _rest(self, why: str) -> None:
-        self.frozen = why
-        self._forget_stream()
-        self._keep_frozen()
+    def _stop_adapting(self, reason: str) -> None:
+        self.frozen = reason
+        self._clear_stream()
+        self._save_freeze()
 
-    def _keep_frozen(self) -> None:
+    def _save_freeze(self) -> None:
         try:
-            write_json(self._place, {"frozen": self.frozen})
-            self.unkept = ""
+            write_json(self._freeze_file, {"frozen": self.frozen})
+            self.freeze_error = ""
         except StorageError as error:
             now = "frozen" if self.frozen else "no longer frozen"
-            self.unkept = f"it is {now}, but a restart would not know that: {error}"
-            self._changed = time.monotonic()
+            self.freeze_error = f"it is {now}, but a restart would not know that: {error}"
+            self._last_change = time.monotonic()
+            logger.warning("%s", self.freeze_error)
 
-    def _changed_by_hand(self, reason: str, who: str) -> int:
-        seen = self._measured()
+    def _append_change(self, reason: str, caller: str) -> int:
+        """Append a version for a change without training; undo the change if that fails."""
+        measured = self._measure()
         try:
-            number = self._commit(self._now(), reason, {**seen, "who": who})
+            number = self._append(self._snapshot(), reason, {**measured, "who": caller})
         except DosappError:
-            self._return()
+            self._restore_last_good()
             raise
-        self._begin_anew(seen)
+        self._set_baseline(measured)
         return number
 
     # The thread
 
-    def _work(self) -> None:
-        torch.set_num_threads(threads(self.settings))
-        with contextlib.suppress(OSError, AttributeError):  # answers come first
+    def _run(self) -> None:
+        torch.set_num_threads(thread_count(self.settings))
+        with contextlib.suppress(OSError, AttributeError):  # predictions have priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         try:
-            self._work_on()
+            self._loop()
             self.finish()
         finally:
-            self._leave()
+            self._fail_waiting()
 
-    def _work_on(self) -> None:
+    def _loop(self) -> None:
         while True:
-            with self._turn:
-                order = self._orders.popleft()[0] if self._orders else None
-                batch = self._batch() if order is None and not self._closing else None
-                if order is None and batch is None:
-                    if self._closing:
+            with self._condition:
+                command = self._commands.popleft()[0] if self._commands else None
+                batch = self._next_batch() if command is None and not self._is_closing else None
+                if command is None and batch is None:
+                    if self._is_closing:
                         break
-                    self._turn.wait(self._patience())
-                    batch = self._batch() if not self._orders else None
-            with self._going_on():
-                if order is not None:
-                    order()
+                    self._condition.wait(self._wait_seconds())
+                    batch = self._next_batch() if not self._commands else None
+            with self._recovering():
+                if command is not None:
+                    command()
                 elif batch:
                     self.adapt(batch)
-                elif self._unwritten and self._idle() >= self.settings.interval_wait:
+                elif self._has_unsaved and self._idle_seconds() >= self.settings.interval_wait:
                     self._close_interval()
 
-    def _leave(self) -> None:
-        """Nobody waits for a writer that has ended, though it may have died: then orders and
-        lessons are left."""
-        with self._turn:
-            self._closing = True
-            left = [done for _, done in self._orders]
-            self._orders.clear()
-        for done in left:
-            done.set_exception(BusyError(ENDED))
+    def _fail_waiting(self) -> None:
+        """End commands and sessions that still wait when the thread ends, even by an error."""
+        with self._condition:
+            self._is_closing = True
+            waiting = [result for _, result in self._commands]
+            self._commands.clear()
+        for result in waiting:
+            result.set_exception(BusyError(WRITER_ENDED))
         for job in self.jobs.values():
             if not job.ended.is_set():
-                job.end("failed", ENDED)
+                job.end("failed", WRITER_ENDED)
 
     def finish(self) -> None:
-        """Publish what a started interval has taught."""
-        with self._going_on():
+        """Publish the steps of an interval that has begun."""
+        with self._recovering():
             self._close_interval()
 
     @contextlib.contextmanager
-    def _going_on(self) -> Iterator[None]:
-        """Whatever goes wrong, the service stands: the last good state is taken up again."""
+    def _recovering(self) -> Iterator[None]:
+        """Log any error, return to the last good state and go on."""
         try:
             yield
         except Exception as error:
-            self.trouble = f"{type(error).__name__}: {error}"
-            traceback.print_exc()
-            self._return()
+            self.last_error = f"{type(error).__name__}: {error}"
+            logger.exception("unexpected error; returning to version %d", self._version)
+            self._restore_last_good()
 
-    def _batch(self) -> list[StreamSample] | None:
-        """A full batch, or what there is when the first of it has waited long enough; none while
-        answers wait."""
+    def _next_batch(self) -> list[StreamSample] | None:
+        """Take a full batch, or a smaller one after `adapt_wait`; none while requests wait."""
         size, waiting = self.settings.adapt_batch_size, self._stream
-        old = waiting and time.monotonic() - waiting[0].at >= self.settings.adapt_wait
-        if (len(waiting) < size and not old) or self.pressed():
+        is_due = waiting and time.monotonic() - waiting[0].time >= self.settings.adapt_wait
+        if (len(waiting) < size and not is_due) or self.is_reader_behind():
             return None
         return [waiting.popleft() for _ in range(min(size, len(waiting)))]
 
     @property
-    def _unwritten(self) -> bool:
-        return bool(self._steps or self._owed or self.unkept)
+    def _has_unsaved(self) -> bool:
+        return bool(self._unchecked_steps or self._unsaved_steps or self.freeze_error)
 
-    def _idle(self) -> float:
-        return time.monotonic() - self._changed
+    def _idle_seconds(self) -> float:
+        return time.monotonic() - self._last_change
 
-    def _patience(self) -> float:
-        """Seconds until something has to be done although nobody asks."""
-        left = [60.0]
-        if len(self._stream) >= self.settings.adapt_batch_size:  # answers come first
-            left.append(BREATH)
+    def _wait_seconds(self) -> float:
+        """Seconds until something is due although no command came."""
+        waits = [60.0]
+        if len(self._stream) >= self.settings.adapt_batch_size:  # the reader is behind
+            waits.append(POLL)
         elif self._stream:
-            due = self._stream[0].at + self.settings.adapt_wait - time.monotonic()
-            left.append(max(BREATH, due))
-        if self._unwritten:
-            left.append(self.settings.interval_wait - self._idle())
-        return max(0.0, min(left))
+            due = self._stream[0].time + self.settings.adapt_wait - time.monotonic()
+            waits.append(max(POLL, due))
+        if self._has_unsaved:
+            waits.append(self.settings.interval_wait - self._idle_seconds())
+        return max(0.0, min(waits))
 
     # The stream
 
     def adapt(self, batch: list[StreamSample]) -> None:
+        """Take one step on a batch of the stream, if the guard trusts it."""
         signals = self.signals
         if self.frozen:
             signals.skipped += len(batch)
             return
-        signals.labels.append(Counter(seen.label for seen in batch))
-        signals.confidence.append(sum(seen.score for seen in batch) / len(batch))
-        if not self.guard.trusts([seen.label for seen in batch], len(self.learner.classes)):
+        signals.labels.append(Counter(sample.label for sample in batch))
+        signals.confidence.append(sum(sample.score for sample in batch) / len(batch))
+        if not self.guard.is_trusted([s.label for s in batch], len(self.learner.classes)):
             signals.held += len(batch)
             return
-        steps = self.learner.student.steps
         try:
-            guess = self.learner.adapt(torch.stack([seen.pixels for seen in batch]))
+            result = self.learner.adapt(torch.stack([sample.pixels for sample in batch]))
         except DivergedError as error:
-            self._refuse(str(error))
+            self._refuse_interval(str(error))
             return
-        if guess is None or self.learner.student.steps == steps:  # the gate kept all or all but one
+        if result is None or not result.stepped:  # the gate left too few images for a step
             signals.held += len(batch)
             return
-        gated = self.learner.mitigations.gated
-        signals.held += gated
-        signals.adapted += len(batch) - gated
-        self._changed = time.monotonic()
-        signals.disagreement.append(guess.disagreement)
-        self._steps.append(guess.disagreement)
-        if len(self._steps) >= self.settings.interval:
+        signals.held += result.gated
+        signals.adapted += len(batch) - result.gated
+        self._last_change = time.monotonic()
+        signals.disagreement.append(result.disagreement)
+        self._unchecked_steps.append(result.disagreement)
+        if len(self._unchecked_steps) >= self.settings.interval:
             self._close_interval()
 
     def _close_interval(self) -> None:
-        """Publish what the stream has taught, or take it back; what found no room may find it."""
-        if self.unkept:
-            self._keep_frozen()
-        if not (self._steps or self._owed):
+        """Publish the steps on the stream or undo them; write what the disk had no room for."""
+        if self.freeze_error:
+            self._save_freeze()
+        if not (self._unchecked_steps or self._unsaved_steps):
             return
-        seen = self._measured()
-        if self._steps:
-            right = self._session_canary, seen.get("canary")
-            why = self.guard.against_interval(_mean(self._steps), *right)
-            if why is not None:
-                self._refuse(why)
+        measured = self._measure()
+        if self._unchecked_steps:
+            accuracies = self._baseline_accuracy, measured.get("canary")
+            reason = self.guard.check_interval(_mean(self._unchecked_steps), *accuracies)
+            if reason is not None:
+                self._refuse_interval(reason)
                 return
             self.guard.strikes = 0
-            self._good = self._now()  # whatever comes next, and whether it can be written or not
-            self._owed, self._steps = self._owed + self._steps, []
+            self._last_good = self._snapshot()  # even if it cannot be written now
+            self._unsaved_steps, self._unchecked_steps = (
+                self._unsaved_steps + self._unchecked_steps,
+                [],
+            )
+        steps = self._unsaved_steps
+        measured["disagreement"] = _mean(steps)
         try:
-            reason = f"{len(self._owed)} steps on the stream"
-            self._commit(self._good, reason, {**seen, "disagreement": _mean(self._owed)})
+            self._append(self._last_good, f"{len(steps)} steps on the stream", measured)
         except StorageError as error:  # go on, and try again after an interval
-            self.trouble, self._changed = str(error), time.monotonic()
+            self.last_error, self._last_change = str(error), time.monotonic()
+            logger.warning("%d steps on the stream are not saved: %s", len(steps), error)
 
-    def _refuse(self, why: str) -> None:
-        self._return()
+    def _refuse_interval(self, reason: str) -> None:
+        self._restore_last_good()
         self.signals.refused += 1
         self.guard.strikes += 1
-        self.watch("refused", {"why": why, "version": self._number})
+        logger.warning("interval refused, version %d stays: %s", self._version, reason)
+        self.on_event("refused", {"why": reason, "version": self._version})
         if self.guard.strikes >= self.settings.max_refusals:
-            self._rest(f"refused {self.guard.strikes} intervals in a row: {why}")
-            self.watch("froze", {"why": self.frozen, "version": self._number})
+            self._stop_adapting(f"refused {self.guard.strikes} intervals in a row: {reason}")
+            logger.warning("adaptation is frozen: %s", self.frozen)
+            self.on_event("froze", {"why": self.frozen, "version": self._version})
 
-    def _measured(self) -> dict[str, Any]:
-        now = _answering(self.learner)
-        old = self._session_weights
-        gaps = [float((now[n] - old[n]).norm()) for n in now if n in old]
-        self.signals.drift = sum(gap**2 for gap in gaps) ** 0.5
-        seen: dict[str, Any] = {"drift": self.signals.drift}
-        right = self._right()
-        return seen if right is None else {**seen, "canary": right}
+    def _measure(self) -> dict[str, Any]:
+        """Measure the drift and the canary, for the header of the next version."""
+        weights, baseline = _answering_weights(self.learner), self._baseline_weights
+        distances = [float((weights[n] - baseline[n]).norm()) for n in weights if n in baseline]
+        self.signals.drift = sum(distance**2 for distance in distances) ** 0.5
+        measured: dict[str, Any] = {"drift": self.signals.drift}
+        accuracy = self._canary_accuracy()
+        return measured if accuracy is None else {**measured, "canary": accuracy}
 
-    def _right(self, among: Sequence[str] | None = None) -> float | None:
-        """Of the canary, in per cent; None if there is nothing to ask about."""
+    def _canary_accuracy(self, among: Sequence[str] | None = None) -> float | None:
         return self.canary.accuracy(self.learner, among) if self.canary else None
 
-    def _forget_stream(self) -> None:
-        with self._turn:
+    def _clear_stream(self) -> None:
+        with self._condition:
             self.signals.skipped += len(self._stream)
             self._stream.clear()
 
-    # Lessons
+    # Sessions
 
-    def _teach(self, job: Job) -> None:
+    def _run_session(self, job: Job) -> None:
         assert job.session is not None
         try:
             self._close_interval()
-            known = self.learner.classes
+            earlier_classes = self.learner.classes
             if job.cancelled.is_set():
                 raise Cancelled
             job.state, remarks = "learning", self.learner.session_warnings(job.session)
-            right = self._right(known)
-            for lesson in self.learner.training_steps(job.session):
-                job.step, job.of, job.loss = lesson.number, lesson.of, lesson.loss
+            accuracy = self._canary_accuracy(earlier_classes)
+            for step in self.learner.training_steps(job.session):
+                job.step, job.total_steps, job.loss = step.number, step.total, step.loss
                 if job.cancelled.is_set():
                     raise Cancelled
-            seen = self._measured()
-            why = self.guard.against_session(right, self._right(known))
-            if why is not None:
-                self._unteach(job, "refused", f"not published: {why}")
+            measured = self._measure()
+            refusal = self.guard.check_session(accuracy, self._canary_accuracy(earlier_classes))
+            if refusal is not None:
+                self._undo_session(job, "refused", f"not published: {refusal}")
                 return
             names = ", ".join(job.classes[:3]) + (", …" if len(job.classes) > 3 else "")
-            facts = {**seen, "who": job.who}
-            job.version = self._commit(self._now(), f"taught {names}", facts)
-            self._begin_anew(seen)
+            details = {**measured, "who": job.caller}
+            job.version = self._append(self._snapshot(), f"learned {names}", details)
+            self._set_baseline(measured)
         except Cancelled:
-            self._unteach(job, "cancelled", "given up; nothing has changed")
+            self._undo_session(job, "cancelled", "nothing changed")
         except DosappError as error:
-            self._unteach(job, "failed", str(error))
-        except Exception as error:  # the service goes on
-            self._unteach(job, "failed", f"{type(error).__name__}: {error}")
+            self._undo_session(job, "failed", str(error))
+        except Exception as error:
+            logger.exception("unexpected error in session %s", job.id)
+            self._undo_session(job, "failed", f"{type(error).__name__}: {error}")
         else:
-            self.watch("taught", {"job": job.id, "who": job.who, "version": job.version,
-                                  "classes": job.classes, "images": job.images})  # fmt: skip
-            counted = f"{len(job.classes)} class(es), {job.images} picture(s)"
-            job.end("done", "; ".join([counted, *remarks]))
+            self.on_event("taught", {"job": job.id, "who": job.caller, "version": job.version,
+                                     "classes": job.classes, "images": job.images})  # fmt: skip
+            counts = f"{len(job.classes)} class(es), {job.images} image(s)"
+            job.end("done", "; ".join([counts, *remarks]))
 
-    def _unteach(
-        self, job: Job, state: Literal["refused", "failed", "cancelled"], why: str
+    def _undo_session(
+        self, job: Job, state: Literal["refused", "failed", "cancelled"], reason: str
     ) -> None:
-        """As if the lesson had never begun."""
-        self._return()
-        if state != "cancelled":  # whoever cancelled has been written down
-            self.watch(state, {"job": job.id, "who": job.who, "why": why, "version": self._number})
-        job.end(state, why)
+        """Return to the state before the session and end its job."""
+        self._restore_last_good()
+        if state != "cancelled":  # that is logged where it is asked for
+            logger.warning("session %s of %s %s: %s", job.id, job.caller, state, reason)
+            details = {"job": job.id, "who": job.caller, "why": reason, "version": self._version}
+            self.on_event(state, details)
+        job.end(state, reason)
 
     # Versions
 
-    def _commit(self, now: tuple[State, State], reason: str, seen: Mapping[str, Any]) -> int:
-        """Write, acknowledge, publish."""
-        state, working = now
-        number = self.history.commit(state, reason, seen)
-        self.history.checkpoint(state, working)
-        self._good, self._number, self.trouble = now, number, ""
-        self._steps, self._owed = [], []
-        if "canary" in seen:
-            self.signals.canary.append((number, seen["canary"]))
-        self._publish(Published(number, self.learner.at(state, learns=False)))
+    def _append(
+        self, snapshot: tuple[State, State], reason: str, measured: Mapping[str, Any]
+    ) -> int:
+        """Append a version to the history and publish it."""
+        state, working = snapshot
+        number = self.history.append(state, working, reason, measured)
+        self._last_good, self._version, self.last_error = snapshot, number, ""
+        self._unchecked_steps, self._unsaved_steps = [], []
+        if "canary" in measured:
+            self.signals.canary.append((number, measured["canary"]))
+        self._publish(Published(number, self.learner.at(state, trainable=False)))
+        logger.info("version %d: %s", number, reason)
         if number - self.history.oldest >= self.settings.keep_versions * 5 // 4:
             try:
                 self.history.prune(self.settings.keep_versions)
-            except (DosappError, OSError) as error:  # the version stands all the same
-                self.trouble = str(error)
+            except (DosappError, OSError) as error:  # the new version is written all the same
+                self.last_error = str(error)
+                logger.warning("old versions cannot be merged: %s", error)
         return number
 
-    def _now(self) -> tuple[State, State]:
-        return _kept(self.learner.state()), _kept(self.learner.working_state())
+    def _snapshot(self) -> tuple[State, State]:
+        return self.learner.state().clone(), self.learner.working_state().clone()
 
-    def _return(self) -> None:
-        """To the last good state, as if nothing had been tried since: a version, or what is to be
-        one when there is room."""
-        self.learner = self.learner.at(_kept(self._good[0]), _kept(self._good[1]))
-        self._steps = []
+    def _restore_last_good(self) -> None:
+        """Return to the last good state: that of a version, or of steps not yet saved."""
+        state, working = self._last_good
+        self.learner = self.learner.at(state.clone(), working.clone())
+        self._unchecked_steps = []
 
-    def _begin_anew(self, seen: Mapping[str, Any]) -> None:
-        """From here on the canary and the drift are compared with what is now."""
-        self._session_weights, self._session_canary = _answering(self.learner), seen.get("canary")
+    def _set_baseline(self, measured: Mapping[str, Any]) -> None:
+        """Compare canary and drift with the present from now on."""
+        self._baseline_weights = _answering_weights(self.learner)
+        self._baseline_accuracy = measured.get("canary")
         self.signals.drift, self.guard.strikes = 0.0, 0
 
 
@@ -508,16 +567,11 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _kept(state: State) -> State:
-    return State({name: t.detach().clone() for name, t in state.tensors.items()}, state.facts)
+def _answering_weights(learner: Learner) -> dict[str, Tensor]:
+    """Copy the trained weights of the expert that answers.
 
-
-def _answering(learner: Learner) -> dict[str, Tensor]:
-    """The weights that have moved, of the expert that answers, or of the student in an ensemble,
-    which has none of its own."""
-    expert = next(iter(learner.method.experts(learner.student).values()))
-    weights, moved = (
-        expert.weights() or learner.student.backbone.weights(),
-        learner.student.trained_names,
-    )
-    return {n: w.detach().clone() for n, w in weights.items() if n in moved}
+    An ensemble has no weights of its own; the student's are taken.
+    """
+    _, expert = learner.answering_expert
+    weights, trained = expert.weights() or learner.student.backbone.weights(), learner.student
+    return {n: w.detach().clone() for n, w in weights.items() if n in trained.trained_names}

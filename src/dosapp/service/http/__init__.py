@@ -1,0 +1,1 @@
+"""The service over HTTP: request bodies and answers only; decisions are in `dosapp.service`."""

@@ -1,310 +1,173 @@
-"""The service over HTTP: parsing and answering only."""
+"""The FastAPI app of a service: routes, request ids, the log line of a request, error answers."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from importlib.metadata import version as version_of
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+import logging
+import time
+from collections.abc import Mapping
+from importlib.metadata import version as installed_version
+from typing import Any
+from urllib.parse import quote
 
-from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse
 from fastapi_offline import FastAPIOffline
-from pydantic import BaseModel
-from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dosapp.errors import BusyError, InputError, ReadOnlyError, TooLargeError
-from dosapp.service.http.requests import RequestHandler, content_type, sentence
-from dosapp.service.http.schemas import (
-    CorrectRequest,
-    ErrorResponse,
-    LearnRequest,
-    PredictionItem,
-    PredictRequest,
-    PredictResponse,
-    RemoveRequest,
-    RenameRequest,
-    RollbackRequest,
-    ScoredLabel,
+from dosapp.errors import (
+    BusyError,
+    CorruptRecordError,
+    DivergedError,
+    DosappError,
+    InputError,
+    ReadOnlyError,
+    StorageError,
+    TooLargeError,
 )
-from dosapp.service.reader import Answer
+from dosapp.service.http.limits import Limits
+from dosapp.service.http.metrics import Metrics
+from dosapp.service.http.requests import ThreadPools, choose_request_id, describe_first
+from dosapp.service.http.routes import router
+from dosapp.service.http.schemas import ErrorResponse
 from dosapp.service.service import Service
-from dosapp.service.tokens import Caller
 
-PAGE = Path(__file__).parent / "static" / "index.html"
-T = TypeVar("T")
-
-
-ERRORS: dict[int | str, dict[str, Any]] = {
-    code: {"model": ErrorResponse} for code in (400, 401, 403, 404, 409, 413, 415, 422, 429)
+# 4xx: the caller can change the request. 5xx: an operator must look, so alerts fire.
+STATUS_CODES: dict[type[DosappError], int] = {
+    InputError: 400,
+    TooLargeError: 413,
+    BusyError: 429,
+    ReadOnlyError: 409,
+    StorageError: 507,
+    CorruptRecordError: 500,
+    DivergedError: 500,
+    DosappError: 500,
 }
+HEADERS = {413: {"Connection": "close"}, 429: {"Retry-After": "1"}}  # 413: the body is not read
+CLOSED_BY_CLIENT = 499  # in log and metrics, when there was nothing to answer
+ERROR_CODES = (400, 401, 403, 404, 409, 413, 415, 422, 429, 500, 507)
+
+logger = logging.getLogger("dosapp.service.http")
 
 
 def build_app(service: Service) -> FastAPI:
-    handler = RequestHandler(service)
+    """Build the app of a running service.
 
-    app = FastAPIOffline(  # the scripts of /docs come from here, too
+    Args:
+        service: Answers the requests; when it closes, the app's threads end.
+
+    Returns:
+        An ASGI app, with its interface at `/openapi.json` and `/docs`.
+    """
+    app: FastAPI = FastAPIOffline(  # serves the scripts of /docs itself
         static_url="/docs/files",
         redoc_url=None,
         title="DoSAPP",
-        version=version_of("dosapp"),
+        version=installed_version("dosapp"),
         description="A CLIP classifier that learns new classes and keeps the old ones.",
-        responses=ERRORS,
+        responses={code: {"model": ErrorResponse} for code in ERROR_CODES},
     )
-    app.add_middleware(handler.limits.middleware)
+    app.state.service, app.state.metrics = service, Metrics()
+    app.state.limits, app.state.pools = Limits(service.settings), ThreadPools(service.settings)
+    service.at_close.callback(app.state.pools.close)
+    app.add_middleware(app.state.limits.middleware)
+    app.add_middleware(RequestMiddleware, metrics=app.state.metrics)  # the outer one
 
-    # Mistakes become one sentence
-
-    def said(code: int) -> Callable[[Request, Exception], Awaitable[Response]]:
-        async def answer(request: Request, error: Exception) -> Response:
-            more = {"Retry-After": "1"} if code == 429 else None
-            return JSONResponse({"error": str(error)}, code, more)
-
-        return answer
-
-    for kind, code in (
-        (InputError, 400),
-        (TooLargeError, 413),
-        (BusyError, 429),
-        (ReadOnlyError, 409),
-    ):
-        app.add_exception_handler(kind, said(code))
+    @app.exception_handler(DosappError)
+    async def answer_error(request: Request, error: DosappError) -> Response:
+        return error_response(error, request.state.request_id)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return JSONResponse({"error": sentence(error.errors())}, 422)
+    async def answer_invalid(request: Request, error: RequestValidationError) -> Response:
+        return _error_body(422, describe_first(error.errors()), request.state.request_id)
 
-    @app.exception_handler(AnyHTTPException)
-    async def refused(request: Request, error: AnyHTTPException) -> Response:
-        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    @app.exception_handler(HTTPException)
+    async def answer_http(request: Request, error: HTTPException) -> Response:
+        request_id = request.state.request_id
+        return _error_body(error.status_code, error.detail, request_id, error.headers)
 
-    _asking(app, handler)
-    _teaching(app, handler)
-    _keeping(app, handler)
+    app.include_router(router)
     return app
 
 
-def _asking(app: FastAPI, handler: RequestHandler) -> None:
-    service = handler.service
-    Asks = Annotated[Caller, Depends(handler.caller("predict"))]
+def status_code(error: DosappError) -> int:
+    """Look up the status code of an error by its kind.
 
-    @app.post("/predict", openapi_extra=_bodies(PredictRequest, "images", tensor=True))
-    async def predict(
-        request: Request,
-        who: Asks,
-        top: Annotated[int, Query(ge=1, le=1000, description="classes per picture")] = 5,
-        learn: Annotated[bool, Query(description="whether the pictures join the stream")] = True,
-        shape: Annotated[str, Query(description="of a raw tensor: n,3,H,W")] = "",
-        dtype: Annotated[str, Query(description="of a raw tensor: uint8 or float32")] = "uint8",
-    ) -> PredictResponse:
-        """Labels, scores and the version that answered, for one or many pictures."""
-        kind = content_type(request)
-        uploads = service.uploads
-        if kind == "multipart/form-data":
-            _, files = await handler.form(request)
-            pixels = await handler.by_decoder(uploads.pictures, files)
-        elif kind == "application/json":
-            body = await handler.json(request, PredictRequest)
-            pixels = await handler.by_decoder(uploads.encoded, body.images)
-        elif kind == "application/octet-stream":
-            pixels = await handler.by_decoder(uploads.tensor, await request.body(), shape, dtype)
-        elif kind.startswith("image/"):
-            pixels = await handler.by_decoder(
-                uploads.pictures, [("the picture", await request.body())]
-            )
-        else:
-            raise HTTPException(
-                415,
-                f"content type '{kind[:40]}' is not read; send multipart/form-data, "
-                "application/json, application/octet-stream or image/…",
-            )
-        answer: Answer = await asyncio.wrap_future(service.ask(pixels, top))
-        service.answered_with(pixels, answer, learn)
-        return PredictResponse(
-            version=answer.version,
-            predictions=[
-                PredictionItem(
-                    label=p.label if p.score >= service.settings.unknown_threshold else "unknown",
-                    score=p.score,
-                    known=p.score >= service.settings.unknown_threshold,
-                    top=[ScoredLabel(label=label, score=score) for label, score in p.top],
-                )
-                for p in answer.predictions
-            ],
-        )
+    Example:
+        >>> status_code(StorageError("the disk is full"))
+        507
+    """
+    return next(STATUS_CODES[kind] for kind in type(error).__mro__ if kind in STATUS_CODES)
 
 
-def _teaching(app: FastAPI, handler: RequestHandler) -> None:
-    service = handler.service
-    Teaches = Annotated[Caller, Depends(handler.caller("teach"))]
-
-    @app.post("/learn", status_code=202, openapi_extra=_bodies(LearnRequest, "archive"))
-    async def learn(request: Request, who: Teaches) -> dict[str, Any]:
-        """A lesson: a zip of class folders (`archive`), pictures of one class (`name`, `images`), a
-        server-side folder, or only the corrections that wait. Answers with a job."""
-        kind, uploads = content_type(request), service.uploads
-        if kind == "multipart/form-data":
-            fields, files = await handler.form(request)
-            if "name" in fields:
-                pictures = await handler.by_lesson_decoder(uploads.lesson, fields["name"], files)
-            elif len(files) == 1:
-                pictures = await handler.by_lesson_decoder(uploads.archive, files[0][1])
-            else:
-                raise InputError("send one zip of class folders, or pictures and a field 'name'")
-        elif kind == "application/json":
-            body = await handler.json(request, LearnRequest)
-            pictures = {}
-            if body.folder is not None:
-                pictures = await handler.by_lesson_decoder(uploads.folder, body.folder)
-        else:
-            raise HTTPException(415, "send multipart/form-data or application/json")
-        job = await handler.by_lesson_decoder(service.teach, pictures, who.name)
-        return job.facts()
-
-    @app.get("/jobs")
-    async def jobs(who: Teaches) -> list[dict[str, Any]]:
-        return [job.facts() for job in service.jobs()]
-
-    @app.get("/jobs/{job}")
-    async def job(job: str, who: Teaches) -> dict[str, Any]:
-        return _there(service.job(job), f"job '{job[:40]}'").facts()
-
-    @app.post("/jobs/{job}/cancel")
-    async def cancel(job: str, who: Teaches) -> dict[str, Any]:
-        """Give a lesson up; it ends after its current step, and nothing has changed."""
-        found = _there(service.job(job), f"job '{job[:40]}'")
-        service.cancel(found, who.name)
-        return found.facts()
-
-    @app.post("/correct", openapi_extra=_bodies(CorrectRequest))
-    async def correct(request: Request, who: Teaches) -> dict[str, Any]:
-        """What a picture really was. It joins the next session."""
-        body = await handler.json(request, CorrectRequest)
-        pixels = await handler.by_decoder(service.uploads.encoded, [body.image])
-        waiting = await handler.by_decoder(service.correct, pixels[0], body.label, who.name)
-        return {"waiting": waiting}
-
-    @app.post("/correct/forget")
-    async def forget(who: Teaches) -> dict[str, Any]:
-        """The corrections that wait were wrong themselves. Says how many there were."""
-        return {"forgotten": await handler.by_decoder(service.forget_corrections, who.name)}
-
-    @app.post("/classes/rename", openapi_extra=_bodies(RenameRequest))
-    async def rename(request: Request, who: Teaches) -> dict[str, Any]:
-        body = await handler.json(request, RenameRequest)
-        return {"version": await handler.by_waiter(service.rename, body.name, body.to, who.name)}
-
-    @app.post("/classes/remove", openapi_extra=_bodies(RemoveRequest))
-    async def remove(request: Request, who: Teaches) -> dict[str, Any]:
-        body = await handler.json(request, RemoveRequest)
-        return {"version": await handler.by_waiter(service.remove, body.name, who.name)}
+def error_response(error: Exception, request_id: str) -> Response:
+    """Turn an error into an answer; those of an operator's concern are also logged."""
+    if not isinstance(error, DosappError):
+        logger.error("unexpected error in request %s", request_id, exc_info=error)
+        message = "internal error; the service's log has more under this request_id"
+        return _error_body(500, message, request_id)
+    code = status_code(error)
+    if code >= 500:
+        logger.error("%s in request %s: %s", type(error).__name__, request_id, error)
+    return _error_body(code, str(error), request_id, HEADERS.get(code))
 
 
-def _keeping(app: FastAPI, handler: RequestHandler) -> None:
-    service, limits = handler.service, handler.limits
-    Asks = Annotated[Caller, Depends(handler.caller("predict"))]
-    Teaches = Annotated[Caller, Depends(handler.caller("teach"))]
+def _error_body(
+    code: int, message: str, request_id: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    return JSONResponse({"error": message, "request_id": request_id}, code, headers)
 
-    @app.get("/classes")
-    async def classes(who: Asks) -> dict[str, Any]:
-        published = service.reader.published
-        return {"version": published.number, "classes": published.learner.classes}
 
-    # Versions
+class RequestMiddleware:
+    """Gives every request an id, counts it, logs it, and answers errors raised outside of routes.
 
-    @app.get("/versions")
-    async def versions(
-        who: Asks, last: Annotated[int, Query(ge=1, le=10_000)] = 100
-    ) -> list[dict[str, Any]]:
-        found = await handler.by_waiter(service.history.versions)
-        return [_brief(version) for version in found[-last:]]
+    The log line has method, path, status, milliseconds, caller and request id; never a body, a
+    query string or a token.
+    """
 
-    @app.get("/versions/{number}")
-    async def version(number: int, who: Asks) -> dict[str, Any]:
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = choose_request_id(Headers(scope=scope))
+        scope.setdefault("state", {})["request_id"] = request_id
+        started, status = time.perf_counter(), CLOSED_BY_CLIENT
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
         try:
-            found = await handler.by_waiter(service.history.version, number)
-        except InputError as error:
-            raise HTTPException(404, str(error)) from error
-        return _brief(found) | {"classes": list(found.facts["classes"]), "parent": found.parent}
-
-    @app.post("/rollback", openapi_extra=_bodies(RollbackRequest))
-    async def rollback(request: Request, who: Teaches) -> dict[str, Any]:
-        """What a version was, as a new version: nothing is lost."""
-        body = await handler.json(request, RollbackRequest)
-        return {"version": await handler.by_waiter(service.rollback, body.version, who.name)}
-
-    @app.post("/freeze")
-    async def freeze(who: Teaches) -> dict[str, Any]:
-        """Stop learning from the stream, at once; `trouble` says if a restart would not know."""
-        return {"frozen": True, "trouble": await handler.by_waiter(service.freeze, who.name)}
-
-    @app.post("/unfreeze")
-    async def unfreeze(who: Teaches) -> dict[str, Any]:
-        return {"frozen": False, "trouble": await handler.by_waiter(service.unfreeze, who.name)}
-
-    @app.get("/audit")
-    async def audit(who: Teaches) -> list[dict[str, Any]]:
-        return await handler.by_waiter(service.audit.last)
-
-    # How it is
-
-    @app.get("/status")
-    async def status(who: Asks) -> dict[str, Any]:
-        """Everything the page shows live."""
-        return service.status()
-
-    @app.get("/health")
-    async def health() -> dict[str, Any]:
-        return {"ok": True}
-
-    @app.get("/ready", responses={503: {"model": ErrorResponse}})
-    async def ready() -> Response:
-        if service.ready:
-            return JSONResponse({"ready": True, "version": service.version})
-        return JSONResponse({"error": "reader or writer is not at work"}, 503)
-
-    @app.get("/metrics", response_class=PlainTextResponse)
-    async def metrics(who: Asks) -> Response:
-        return PlainTextResponse(limits.exposition(service.status()))
-
-    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
-    async def page() -> Response:
-        return HTMLResponse(PAGE.read_text(), headers=SAFE)
+            await self.app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            pass
+        except Exception as error:
+            if status != CLOSED_BY_CLIENT:
+                raise  # an answer has begun
+            await error_response(error, request_id)(scope, receive, send_with_id)
+        finally:
+            seconds = time.perf_counter() - started
+            self.metrics.observe(getattr(scope.get("route"), "path", "other"), status, seconds)
+            _log_request(scope, status, seconds)
 
 
-SAFE = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-        "img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
-
-
-def _there(found: T | None, what: str) -> T:
-    if found is None:
-        raise HTTPException(404, f"there is no {what}")
-    return found
-
-
-def _brief(version: Any) -> dict[str, Any]:
-    names = ("number", "created", "reason", "checksum", "size")
-    return {name: getattr(version, name) for name in names} | {
-        "class_count": len(version.facts["classes"]),
-        "seen": dict(version.seen),
+def _log_request(scope: Scope, status: int, seconds: float) -> None:
+    fields: dict[str, Any] = {
+        "method": scope["method"],
+        "path": quote(scope["path"][:200], safe="/"),  # no line breaks
+        "status": status,
+        "milliseconds": round(1000 * seconds, 1),
+        "caller": scope["state"].get("caller", "-"),
+        "request_id": scope["state"]["request_id"],
     }
-
-
-def _bodies(model: type[BaseModel], field: str = "", tensor: bool = False) -> dict[str, Any]:
-    """What routes that read their bodies themselves, once they know who asks, say about them."""
-    binary = {"type": "string", "format": "binary"}
-    many = {"type": "array", "items": binary, "minItems": 1} if field == "images" else binary
-    kinds: dict[str, Any] = {"application/json": {"schema": model.model_json_schema()}}
-    if field:
-        form = {"type": "object", "required": [field], "properties": {field: many}}
-        kinds["multipart/form-data"] = {"schema": form}
-    if tensor:
-        kinds |= {kind: {"schema": binary} for kind in ("application/octet-stream", "image/*")}
-    return {"requestBody": {"required": True, "content": kinds}}
+    level = logging.WARNING if status >= 500 else logging.INFO
+    message = "%(method)s %(path)s %(status)d %(milliseconds)s ms %(caller)s %(request_id)s"
+    logger.log(level, message, fields, extra={"fields": fields})

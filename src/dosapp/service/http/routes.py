@@ -1,0 +1,369 @@
+"""The routes of a service: read a request, call the service, answer."""
+
+import asyncio
+import functools
+import hashlib
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel
+
+from dosapp.errors import InputError
+from dosapp.history.history import Version
+from dosapp.service.http.auth import Predicting, Teaching
+from dosapp.service.http.requests import ThreadPools, content_type, read_form, read_json
+from dosapp.service.http.schemas import (
+    AuditEntry,
+    ChangeResponse,
+    ClassesResponse,
+    CorrectRequest,
+    CorrectResponse,
+    ErrorResponse,
+    ForgetResponse,
+    FreezeResponse,
+    HealthResponse,
+    JobResponse,
+    LearnRequest,
+    PredictionItem,
+    PredictRequest,
+    PredictResponse,
+    ReadyResponse,
+    RemoveRequest,
+    RenameRequest,
+    RollbackRequest,
+    ScoredLabel,
+    StatusResponse,
+    VersionResponse,
+    VersionSummary,
+)
+from dosapp.service.service import PredictResult, Service
+from dosapp.service.writer import Job
+
+STATIC = Path(__file__).parent / "static"
+SECURITY_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+router = APIRouter()
+
+
+async def get_service(request: Request) -> Service:
+    """Dependency: the service of the app."""
+    service: Service = request.app.state.service
+    return service
+
+
+async def get_pools(request: Request) -> ThreadPools:
+    """Dependency: the thread pools of the app."""
+    pools: ThreadPools = request.app.state.pools
+    return pools
+
+
+Served = Annotated[Service, Depends(get_service)]
+Pools = Annotated[ThreadPools, Depends(get_pools)]
+
+
+def describe_body(
+    model: type[BaseModel], file_field: str = "", accepts_raw: bool = False
+) -> dict[str, Any]:
+    """Describe the body of a route that reads it itself, after the caller is known."""
+    binary = {"type": "string", "format": "binary"}
+    content: dict[str, Any] = {"application/json": {"schema": model.model_json_schema()}}
+    if file_field:
+        is_list = file_field == "images"
+        files = {"type": "array", "items": binary, "minItems": 1} if is_list else binary
+        form = {"type": "object", "required": [file_field], "properties": {file_field: files}}
+        content["multipart/form-data"] = {"schema": form}
+    if accepts_raw:
+        content |= {kind: {"schema": binary} for kind in ("application/octet-stream", "image/*")}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+# Predictions
+
+
+@router.post("/predict", openapi_extra=describe_body(PredictRequest, "images", accepts_raw=True))
+async def predict(
+    request: Request,
+    caller: Predicting,
+    service: Served,
+    pools: Pools,
+    top: Annotated[int, Query(ge=1, le=1000, description="classes per image")] = 5,
+    learn: Annotated[bool, Query(description="whether the images join the stream")] = True,
+    shape: Annotated[str, Query(description="of a raw tensor: n,3,H,W")] = "",
+    dtype: Annotated[str, Query(description="of a raw tensor: uint8 or float32")] = "uint8",
+) -> PredictResponse:
+    """Labels, scores and the version that answered, for one or many images."""
+    kind, uploads = content_type(request), service.uploads
+    if kind == "multipart/form-data":
+        _, files = await read_form(request, service.settings)
+        pixels = await pools.decode(uploads.decode_images, files)
+    elif kind == "application/json":
+        body = await read_json(request, PredictRequest)
+        pixels = await pools.decode(uploads.decode_base64, body.images)
+    elif kind == "application/octet-stream":
+        pixels = await pools.decode(uploads.decode_tensor, await request.body(), shape, dtype)
+    elif kind.startswith("image/"):
+        file = ("the image", await request.body())
+        pixels = await pools.decode(uploads.decode_images, [file])
+    else:
+        raise HTTPException(
+            415,
+            f"content type '{kind[:40]}' is not supported; send multipart/form-data, "
+            "application/json, application/octet-stream or image/…",
+        )
+    return to_response(await asyncio.wrap_future(service.predict(pixels, top, learn)))
+
+
+def to_response(result: PredictResult) -> PredictResponse:
+    """Convert a result of the service."""
+    items = [
+        PredictionItem(
+            label=p.label,
+            score=p.score,
+            known=p.known,
+            top=[ScoredLabel(label=label, score=score) for label, score in p.top],
+        )
+        for p in result.predictions
+    ]
+    return PredictResponse(version=result.version, predictions=items)
+
+
+# Sessions and corrections
+
+
+@router.post("/learn", status_code=202, openapi_extra=describe_body(LearnRequest, "archive"))
+async def learn(request: Request, caller: Teaching, service: Served, pools: Pools) -> JobResponse:
+    """Start a session: a zip of class folders (`archive`), images of one class (`name`, `images`),
+    a server-side folder, or only the corrections that wait. Answers with a job."""
+    kind, uploads = content_type(request), service.uploads
+    if kind == "multipart/form-data":
+        fields, files = await read_form(request, service.settings)
+        if "name" in fields:
+            images = await pools.decode_session(uploads.read_class, fields["name"], files)
+        elif len(files) == 1:
+            images = await pools.decode_session(uploads.read_zip, files[0][1])
+        else:
+            raise InputError("send one zip of class folders, or images and a field 'name'")
+    elif kind == "application/json":
+        body = await read_json(request, LearnRequest)
+        images = {}
+        if body.folder is not None:
+            images = await pools.decode_session(uploads.read_folder, body.folder)
+    else:
+        raise HTTPException(415, "send multipart/form-data or application/json")
+    job = await pools.decode_session(service.learn, images, caller.name)
+    return to_job_response(job)
+
+
+@router.get("/jobs")
+async def jobs(caller: Teaching, service: Served) -> list[JobResponse]:
+    """All sessions that are known, the oldest first."""
+    return [to_job_response(job) for job in service.jobs()]
+
+
+@router.get("/jobs/{job}")
+async def job(job: str, caller: Teaching, service: Served) -> JobResponse:
+    """How a session is doing."""
+    return to_job_response(find_job(service, job))
+
+
+@router.post("/jobs/{job}/cancel")
+async def cancel(job: str, caller: Teaching, service: Served) -> JobResponse:
+    """Cancel a session; it ends after its current step and changes nothing."""
+    found = find_job(service, job)
+    service.cancel(found, caller.name)
+    return to_job_response(found)
+
+
+def find_job(service: Service, name: str) -> Job:
+    """Find a job by its id, or answer 404."""
+    found = service.job(name)
+    if found is None:
+        raise HTTPException(404, f"there is no job '{name[:40]}'")
+    return found
+
+
+def to_job_response(job: Job) -> JobResponse:
+    """Convert a job of the writer."""
+    return JobResponse(**job.to_dict())
+
+
+@router.post("/correct", openapi_extra=describe_body(CorrectRequest))
+async def correct(
+    request: Request, caller: Teaching, service: Served, pools: Pools
+) -> CorrectResponse:
+    """Give the true class of an image. It joins the next session."""
+    body = await read_json(request, CorrectRequest)
+    pixels = await pools.decode(service.uploads.decode_base64, [body.image])
+    waiting = await pools.decode(service.correct, pixels[0], body.label, caller.name)
+    return CorrectResponse(waiting=waiting)
+
+
+@router.post("/correct/forget")
+async def forget(caller: Teaching, service: Served, pools: Pools) -> ForgetResponse:
+    """Drop the corrections that wait; answers how many there were."""
+    return ForgetResponse(forgotten=await pools.decode(service.forget_corrections, caller.name))
+
+
+# Classes
+
+
+@router.get("/classes")
+async def classes(caller: Predicting, service: Served) -> ClassesResponse:
+    """All classes of the version that answers."""
+    published = service.reader.published
+    return ClassesResponse(version=published.number, classes=published.learner.classes)
+
+
+@router.post("/classes/rename", openapi_extra=describe_body(RenameRequest))
+async def rename(
+    request: Request, caller: Teaching, service: Served, pools: Pools
+) -> ChangeResponse:
+    """Rename a class, as a new version."""
+    body = await read_json(request, RenameRequest)
+    version = await pools.wait(service.rename, body.name, body.to, caller.name)
+    return ChangeResponse(version=version)
+
+
+@router.post("/classes/remove", openapi_extra=describe_body(RemoveRequest))
+async def remove(
+    request: Request, caller: Teaching, service: Served, pools: Pools
+) -> ChangeResponse:
+    """Remove a class, as a new version. Weights stay as they were trained."""
+    body = await read_json(request, RemoveRequest)
+    return ChangeResponse(version=await pools.wait(service.remove, body.name, caller.name))
+
+
+# Versions
+
+
+@router.get("/versions")
+async def versions(
+    caller: Predicting,
+    service: Served,
+    pools: Pools,
+    last: Annotated[int, Query(ge=1, le=10_000)] = 100,
+) -> list[VersionSummary]:
+    """The last versions, the oldest first."""
+    found = await pools.wait(service.history.versions)
+    return [VersionSummary(**summarize(version)) for version in found[-last:]]
+
+
+@router.get("/versions/{number}")
+async def version(
+    number: int, caller: Predicting, service: Served, pools: Pools
+) -> VersionResponse:
+    """One version with its classes."""
+    try:
+        found = await pools.wait(service.history.version, number)
+    except InputError as error:
+        raise HTTPException(404, str(error)) from error
+    names = list(found.facts["classes"])
+    return VersionResponse(**summarize(found), classes=names, parent=found.parent)
+
+
+def summarize(version: Version) -> dict[str, Any]:
+    """Return what the list of versions shows of one."""
+    names = ("number", "created", "reason", "checksum", "size")
+    values = {name: getattr(version, name) for name in names}
+    return {**values, "class_count": len(version.facts["classes"]), "seen": dict(version.seen)}
+
+
+@router.post("/rollback", openapi_extra=describe_body(RollbackRequest))
+async def rollback(
+    request: Request, caller: Teaching, service: Served, pools: Pools
+) -> ChangeResponse:
+    """Restore a version as a new version: nothing is lost."""
+    body = await read_json(request, RollbackRequest)
+    return ChangeResponse(version=await pools.wait(service.rollback, body.version, caller.name))
+
+
+# Operation
+
+
+@router.post("/freeze")
+async def freeze(caller: Teaching, service: Served, pools: Pools) -> FreezeResponse:
+    """Stop learning from the stream at once; `trouble` tells if a restart would not know."""
+    return FreezeResponse(frozen=True, trouble=await pools.wait(service.freeze, caller.name))
+
+
+@router.post("/unfreeze")
+async def unfreeze(caller: Teaching, service: Served, pools: Pools) -> FreezeResponse:
+    """Learn from the stream again."""
+    return FreezeResponse(frozen=False, trouble=await pools.wait(service.unfreeze, caller.name))
+
+
+@router.get("/audit", response_model=list[AuditEntry], response_model_exclude_unset=True)
+async def audit(caller: Teaching, service: Served, pools: Pools) -> list[dict[str, Any]]:
+    """The last changes, and who made them."""
+    return await pools.wait(service.audit.last)
+
+
+@router.get("/status", response_model=StatusResponse, response_model_exclude_unset=True)
+async def status(caller: Predicting, service: Served) -> dict[str, Any]:
+    """The live state: everything the web page shows."""
+    return service.status()
+
+
+@router.get("/health")
+async def health() -> HealthResponse:
+    """Whether the process answers."""
+    return HealthResponse(ok=True)
+
+
+@router.get("/ready", responses={503: {"model": ErrorResponse}})
+async def ready(service: Served) -> ReadyResponse:
+    """Whether reader and writer run; 503 if not."""
+    if not service.is_ready:
+        raise HTTPException(503, "the reader or the writer has ended; restart the service")
+    return ReadyResponse(ready=True, version=service.version)
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(request: Request, caller: Predicting, service: Served) -> Response:
+    """Prometheus' text format."""
+    return PlainTextResponse(request.app.state.metrics.to_text(service.status()))
+
+
+# The web page
+
+
+@router.get("/", include_in_schema=False)
+async def page(request: Request) -> Response:
+    """The web page."""
+    return static_response(request, "index.html", "text/html")
+
+
+@router.get("/app.css", include_in_schema=False)
+async def stylesheet(request: Request) -> Response:
+    """The style of the web page."""
+    return static_response(request, "app.css", "text/css")
+
+
+@router.get("/app.js", include_in_schema=False)
+async def script(request: Request) -> Response:
+    """The script of the web page."""
+    return static_response(request, "app.js", "text/javascript")
+
+
+def static_response(request: Request, name: str, media_type: str) -> Response:
+    """Answer with a file; 304 if the browser's copy is the same, which it asks every time."""
+    content, etag = _read_static(name)
+    headers = {**SECURITY_HEADERS, "Cache-Control": "no-cache", "ETag": etag}
+    if etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers, media_type=media_type)
+
+
+@functools.cache
+def _read_static(name: str) -> tuple[bytes, str]:
+    content = (STATIC / name).read_bytes()
+    return content, f'"{hashlib.sha256(content).hexdigest()[:16]}"'

@@ -1,0 +1,58 @@
+"""Logging of a service process: text or JSON lines on stderr.
+
+Loggers are `dosapp.service.http` (one line per request), `dosapp.service.reader` and
+`dosapp.service.writer`. A record may carry `extra={"fields": {…}}`: JSON lines have these as keys.
+"""
+
+import datetime
+import json
+import logging
+import sys
+
+from dosapp.service.settings import ServiceSettings
+
+LOGGERS = ("dosapp.service", "uvicorn", "py.warnings")  # the last: warnings of the library
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record with its fields and its traceback, if it has one."""
+        line = {
+            "time": _timestamp(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-01-31T12:00:00.000+00:00 INFO dosapp.service.http: POST /predict 200 …`."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        """Format the time as in JSON lines."""
+        return _timestamp(record)
+
+
+def configure_logging(settings: ServiceSettings) -> None:
+    """Send the service's log lines, uvicorn's and Python's warnings to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
+    logging.captureWarnings(True)
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+    logging.getLogger("dosapp.service").setLevel(settings.log_level.upper())
+
+
+def _timestamp(record: logging.LogRecord) -> str:
+    time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+    return time.isoformat(timespec="milliseconds")
