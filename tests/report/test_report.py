@@ -101,6 +101,12 @@ class TestSameRun:
         assert row.name == "SPU + ER=9"
         assert row.stores_images
 
+    def test_hyperparameters_of_version_0_1_are_the_same_options(self) -> None:
+        old = make_result("dosapp", 0, 80, 10, options={"labels": "teacher", "gamma": 0.9})
+        new = make_result("dosapp", 1, 82, 12, options={"pseudo_labels": "teacher", "gamma": 0.9})
+        [row] = build_rows([old, new])
+        assert row.name == "DoSAPP (pseudo_labels=teacher, gamma=0.9)"
+
     def test_labels_have_todays_names(self) -> None:
         [row] = build_rows([make_result("dosapp", 0, 80, 10, temper=True)])
         assert row.name == "DoSAPP + entropy lr"

@@ -14,7 +14,7 @@ from dosapp.data.preprocess import Preprocess
 from dosapp.data.registry import load_dataset
 from dosapp.errors import InputError
 from dosapp.methods.base import Method
-from dosapp.methods.registry import build_method, get_method
+from dosapp.methods.registry import build_method, get_method, rename_options
 from dosapp.scenario import Scenario, concat_scenarios, split_dataset
 from dosapp.settings import RunSettings, hash_key, read_options, read_yaml
 
@@ -206,9 +206,11 @@ def comparable_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings by which runs are grouped into rows: all that enter the key, except the seed.
 
     Args:
-        settings: Setting names and JSON values of a result or a run; missing ones have defaults.
+        settings: Setting names and JSON values of a result or a run; missing ones have defaults,
+            and names of version 0.1, also of hyper-parameters, are replaced by today's.
     """
     values = {**RunSettings().model_dump(mode="json"), **RunSettings.rename_aliases(settings)}
+    values["options"] = rename_options(values["method"], values["adapt"], values["options"])
     return {k: v for k, v in values.items() if k not in NOT_IN_KEY and k != "seed"}
 
 

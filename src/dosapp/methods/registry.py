@@ -122,6 +122,30 @@ def build_method(
     return built[0].then(built[1]) if adapt else built[0]
 
 
+def rename_options(method: str, adapt: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace hyper-parameter names and values of version 0.1 by today's; unknown ones stay.
+
+    Example:
+        >>> rename_options("dosapp", None, {"labels": "surer", "gamma": 0.9})
+        {'pseudo_labels': 'max-logit', 'gamma': 0.9}
+    """
+    halves = {"labelled": METHODS.get(method), "unlabelled": METHODS.get(adapt or "")}
+    renamed: dict[str, Any] = {}
+    for name, value in options.items():
+        depth = name.count(".") + 1
+        matches = {
+            ".".join(f"{half}.{path}".split(".")[-depth:]): _today(
+                cls, path.rpartition(".")[2], value
+            )
+            for half, cls in halves.items()
+            if cls is not None
+            for path, spellings in _spellings(cls).items()
+            if any(f".{half}.{spelling}".endswith(f".{name}") for spelling in spellings)
+        }
+        renamed |= matches or {name: value}
+    return renamed
+
+
 def _spellings(cls: type[Method]) -> dict[str, tuple[str, str]]:
     """Each hyper-parameter's path → the same, and its path in version 0.1."""
     default = cls()

@@ -4,8 +4,8 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import get_args
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import numpy as np
 
@@ -104,10 +104,10 @@ def build_rows(results: Iterable[Result]) -> list[Row]:
     datasets = list(dict.fromkeys(result.stream["name"] for result in results))
     results.sort(key=lambda result: datasets.index(result.stream["name"]))
     check_same_definitions(results)
-    groups: dict[str, dict[int, Result]] = {}
+    groups: dict[str, tuple[dict[str, Any], dict[int, Result]]] = {}
     for result in results:
         settings = comparable_settings(result.settings)
-        group = groups.setdefault(json.dumps(settings, sort_keys=True), {})
+        _, group = groups.setdefault(json.dumps(settings, sort_keys=True), (settings, {}))
         other = group.setdefault(result.settings["seed"], result)
         if other is not result:
             raise InputError(
@@ -116,40 +116,38 @@ def build_rows(results: Iterable[Result]) -> list[Row]:
             )
     for name in datasets:
         check_comparable([result for result in results if result.stream["name"] == name])
-    firsts = [next(iter(group.values())) for group in groups.values()]
-    return [
-        Row(
-            _label(first)
-            + _difference(first, [f for f in firsts if f.stream["name"] == first.stream["name"]]),
-            first.stream["name"],
-            tuple(group[seed] for seed in sorted(group)),
-            show_data=len(datasets) > 1,
-        )
-        for first, group in zip(firsts, groups.values(), strict=True)
-    ]
+    rows = []
+    for settings, group in groups.values():
+        seeds = tuple(group[seed] for seed in sorted(group))
+        label, name = _label(seeds[0], settings), seeds[0].stream["name"]
+        rows.append((Row(label, name, seeds, show_data=len(datasets) > 1), settings))
+    return [replace(row, label=row.label + _difference(row, values, rows)) for row, values in rows]
 
 
-def _label(result: Result) -> str:
+def _label(result: Result, settings: Mapping[str, Any]) -> str:
     """The label by today's names; the stored one if the method or a setting no longer exists."""
     try:
-        return run_label(RunSettings.parse(full_settings(result)))
+        return run_label(RunSettings.parse(settings))
     except InputError:
         return result.label
 
 
-def _difference(result: Result, others: Sequence[Result]) -> str:
+def _difference(
+    row: Row, settings: Mapping[str, Any], rows: Sequence[tuple[Row, Mapping[str, Any]]]
+) -> str:
     """The settings that distinguish a row from those with the same label, in parentheses.
 
     Settings of the evaluation are shown wherever any other row differs.
     """
-    same_label = [other for other in others if _label(other) == _label(result)]
+    others = [(other, values) for other, values in rows if other.data == row.data]
+    same_label = [(other, values) for other, values in others if other.label == row.label]
     differences = [
         _format_setting(key, value)
-        for key, value in comparable_settings(result.settings).items()
+        for key, value in settings.items()
         if key not in ("data", "options")
         and any(
-            comparable_settings(other.settings)[key] != value
-            for other in (others if key in EVALUATION_SETTINGS and value else same_label)
+            values[key] != value
+            for _, values in (others if key in EVALUATION_SETTINGS and value else same_label)
         )
     ]
     differences = [text for text in differences if text]
