@@ -15,24 +15,27 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 pytest.importorskip("playwright")
 from playwright.sync_api import JSHandle, Page, expect
+from starlette.testclient import TestClient
 
-from dosapp.drills.service_process import png
+from dosapp.data.preprocess import to_bytes
+from dosapp.drills.service_process import encode_png
 from dosapp.learner.learner import Learner
 from dosapp.service.guards import Canary
-from dosapp.service.http.app import PAGE
+from dosapp.service.http.app import build_app
+from dosapp.service.http.routes import STATIC
 from dosapp.service.service import Service, open_service
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
-from support.services import at_a_port, hold_the_writer, taught
+from support.services import block_writer, save_trained_learner, serve_at_port
 from support.settings import in_a_browser
 
-QUICK = {"adapt_batch": 8, "interval": 1, "threads": 1, "batch_wait": 0.0}
+QUICK = {"adapt_batch_size": 8, "interval": 1, "threads": 1, "batch_wait": 0.0}
 
 
 @pytest.fixture(scope="module")
 def made(_loaded, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("taught") / "learner"
-    return folder, taught(_loaded, folder, batch_size=2, all_class_negatives=True)
+    folder = tmp_path_factory.mktemp("trained") / "learner"
+    return folder, save_trained_learner(_loaded, folder, batch_size=2, all_class_negatives=True)
 
 
 @pytest.fixture
@@ -41,28 +44,29 @@ def folder(made, tmp_path) -> Path:
 
 
 @pytest.fixture
-def stream(made):
+def scenario(made):
     return made[1]
 
 
 @pytest.fixture
 def served(folder) -> Iterator[Callable[..., tuple[str, Service]]]:
-    """Starts the service on a free port: its address, and itself."""
+    """Start the service on a free port; return its address and itself."""
     with contextlib.ExitStack() as stack:
 
         def make(**changes: object) -> tuple[str, Service]:
             more = {name: changes.pop(name) for name in ("canary", "follow") if name in changes}
             settings: ServiceSettings = ServiceSettings.parse({**QUICK, **changes})
             service = stack.enter_context(open_service(folder, settings, **more))
-            return stack.enter_context(at_a_port(service)), service
+            return stack.enter_context(serve_at_port(service)), service
 
         yield make
 
 
 @pytest.fixture
 def visit(browser, served):  # pages close before their service does
-    """Opens the page. In the end nothing was complained about, and nobody else was asked."""
-    said: list[str] = []
+    """Open the page. At the end the console is empty, so there was neither an error nor a violation
+    of the content security policy; and no request went elsewhere."""
+    problems: list[str] = []
     contexts = []
 
     def make(url: str, width: int = 1280, clock: bool = False, tolerated: str = "-", **more):
@@ -72,35 +76,35 @@ def visit(browser, served):  # pages close before their service does
         if clock:
             page.clock.install()
         known = f"the server responded with a status of {tolerated}"
-        page.on("console", lambda m: said.append(m.text) if known not in m.text else None)
-        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("console", lambda m: problems.append(m.text) if known not in m.text else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
         here = (url, "blob:" + url, "data:")
-        page.on("request", lambda r: None if r.url.startswith(here) else said.append(r.url))
+        page.on("request", lambda r: None if r.url.startswith(here) else problems.append(r.url))
         page.goto(url)
         return page
 
     yield make
     for context in contexts:
         context.close()
-    assert said == []
+    assert problems == []
 
 
-def files(stream, task: int = 0, count: int = 8) -> list[dict]:
-    """Pictures as the browser's file inputs take them."""
+def files(scenario, task: int = 0, count: int = 8) -> list[dict]:
+    """Images as the browser's file inputs take them."""
     made = []
-    for n, picture in enumerate(stream.tasks[task].test.read(range(count))):
-        made.append({"name": f"{n}.png", "mimeType": "image/png", "buffer": png(picture)})
+    for n, image in enumerate(scenario.tasks[task].test.read(range(count))):
+        made.append({"name": f"{n}.png", "mimeType": "image/png", "buffer": encode_png(image)})
     return made
 
 
 def clipboard(page: Page, file: dict) -> JSHandle:
-    """A picture as it is dropped or pasted."""
+    """An image as it is dropped or pasted."""
     return page.evaluate_handle(
         """([name, data]) => {
-          const moved = new DataTransfer();
+          const transfer = new DataTransfer();
           const bytes = Uint8Array.from(atob(data), letter => letter.charCodeAt());
-          moved.items.add(new File([bytes], name, { type: "image/png" }));
-          return moved;
+          transfer.items.add(new File([bytes], name, { type: "image/png" }));
+          return transfer;
         }""",
         [file["name"], base64.b64encode(file["buffer"]).decode()],
     )
@@ -108,12 +112,12 @@ def clipboard(page: Page, file: dict) -> JSHandle:
 
 @contextlib.contextmanager
 def busy_writer(service) -> Iterator[None]:
-    """The writer has no time for anything else in here."""
-    hold = hold_the_writer(service)
+    """Keep the writer busy while the context is open."""
+    release = block_writer(service)
     try:
         yield
     finally:
-        hold.set()
+        release.set()
 
 
 def focused(page, what: str = "id") -> str:
@@ -121,7 +125,7 @@ def focused(page, what: str = "id") -> str:
 
 
 def tab_to(page, selector: str) -> list[str]:
-    """Presses Tab until it is there; says what was passed on the way."""
+    """Press Tab until the element has the focus; return what had it on the way."""
     passed = []
     for _ in range(80):
         page.keyboard.press("Tab")
@@ -131,15 +135,54 @@ def tab_to(page, selector: str) -> list[str]:
     raise AssertionError(f"Tab never reaches {selector}, only {passed}")
 
 
-def test_the_page_asks_nobody_else_and_writes_text_only() -> None:
-    text = PAGE.read_text()
+def test_the_page_loads_nothing_from_elsewhere_and_writes_text_only() -> None:
+    text = "".join(file.read_text() for file in STATIC.iterdir())
     for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval("):
         assert word not in text
     assert set(re.findall(r"https?://[^\s'\"]+", text)) == {"http://www.w3.org/2000/svg"}
 
 
+def test_the_page_has_no_inline_script_or_style() -> None:
+    html, script = ((STATIC / name).read_text() for name in ("index.html", "app.js"))
+    assert re.findall(r"<script[^>]*>", html) == ['<script src="app.js" defer>']
+    assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", html)
+    assert not re.search(r"setAttribute\(\"style|cssText", script)
+
+
+def test_files_of_the_page_have_types_caching_and_a_strict_policy(folder) -> None:
+    with open_service(folder, ServiceSettings.parse(QUICK)) as service:
+        client = TestClient(build_app(service), "http://127.0.0.1", client=("127.0.0.1", 1))
+        for path, kind in (("/", "html"), ("/app.css", "css"), ("/app.js", "javascript")):
+            response = client.get(path)
+            assert response.headers["content-type"] == f"text/{kind}; charset=utf-8"
+            assert response.headers["cache-control"] == "no-cache"
+            policy = response.headers["content-security-policy"]
+            assert "unsafe" not in policy
+            assert "default-src 'none'; script-src 'self'; style-src 'self';" in policy
+            same = client.get(path, headers={"If-None-Match": response.headers["etag"]})
+            assert (same.status_code, same.content) == (304, b"")
+
+
 @in_a_browser
-def test_the_interface_is_shown_without_anybody_elses_scripts(served, visit) -> None:
+def test_inline_script_and_style_are_blocked(browser, served) -> None:
+    """And reported in the console, where the other tests would see it."""
+    url, _ = served()
+    page, reports = browser.new_page(), []
+    page.on("console", lambda message: reports.append(message.text))
+    page.goto(url)
+    page.evaluate("""() => {
+      for (const [tag, text] of [["script", "window.ran = true"], ["style", "* { color: red }"]])
+        document.body.append(Object.assign(document.createElement(tag), { textContent: text }));
+    }""")
+    expect(page.locator("tr.current")).to_be_visible()
+    assert page.evaluate("window.ran") is None
+    page.close()
+    assert ["script-src 'self'" in text for text in reports] == [True, False]
+    assert "style-src 'self'" in reports[1]
+
+
+@in_a_browser
+def test_the_interface_is_shown_without_scripts_of_others(served, visit) -> None:
     url, _ = served()
     page = visit(url)
     page.goto(url + "docs")
@@ -151,141 +194,141 @@ def test_the_interface_is_shown_without_anybody_elses_scripts(served, visit) -> 
 
 
 @in_a_browser
-class TestAsking:
-    def test_chosen_dropped_and_pasted_pictures_are_answered(
-        self, folder, served, stream, visit
+class TestPredict:
+    def test_chosen_dropped_and_pasted_images_are_predicted(
+        self, folder, served, scenario, visit
     ) -> None:
         known = Learner.load(folder).classes
         url, _ = served(adapt=False)
         page = visit(url)
-        cards = page.locator("#answers .card")
-        page.set_input_files("#ask-files", files(stream, count=3))
+        cards = page.locator("#predictions .card")
+        page.set_input_files("#predict-files", files(scenario, count=3))
         expect(cards.locator(".bars")).to_have_count(3)
         assert set(cards.locator("h3").all_inner_texts()) <= set(known)
         assert cards.locator("small").all_inner_texts() == ["version 1"] * 3
         assert sorted(cards.first.locator(".bars li > :first-child").all_inner_texts()) == (
             sorted(known))  # fmt: skip
-        expect(page.locator("#announced")).to_contain_text("3 pictures: ")
+        expect(page.locator("#announcement")).to_contain_text("3 images: ")
 
-        moved = clipboard(page, files(stream, count=1)[0])
-        page.locator("#ask .drop").dispatch_event("drop", {"dataTransfer": moved})
+        transfer = clipboard(page, files(scenario, count=1)[0])
+        page.locator("#predict .drop").dispatch_event("drop", {"dataTransfer": transfer})
         expect(cards.locator(".bars")).to_have_count(4)
         page.evaluate(
-            """moved => document.body.dispatchEvent(
-              new ClipboardEvent("paste", { clipboardData: moved, bubbles: true }))""",
-            moved,
+            """transfer => document.body.dispatchEvent(
+              new ClipboardEvent("paste", { clipboardData: transfer, bubbles: true }))""",
+            transfer,
         )
         expect(cards.locator(".bars")).to_have_count(5)
-        page.get_by_role("button", name="Clear the answers").click()
+        page.get_by_role("button", name="Clear predictions").click()
         expect(cards).to_have_count(0)
 
-    def test_below_a_score_it_is_unknown(self, served, stream, visit) -> None:
+    def test_a_score_below_the_threshold_is_unknown(self, served, scenario, visit) -> None:
         url, service = served()
-        service.settings = service.settings.model_copy(update={"unknown": 2.0})
+        service.settings = service.settings.model_copy(update={"unknown_threshold": 2.0})
         page = visit(url)
-        page.set_input_files("#ask-files", files(stream, count=1))
-        expect(page.locator("#answers h3.unsure")).to_have_text("unknown")
-        expect(page.locator("#answers .bars li")).to_have_count(3)
+        page.set_input_files("#predict-files", files(scenario, count=1))
+        expect(page.locator("#predictions h3.unknown")).to_have_text("unknown")
+        expect(page.locator("#predictions .bars li")).to_have_count(3)
 
-    def test_what_cannot_be_read_is_said_on_its_card(self, served, stream, visit) -> None:
-        broken = {"name": "broken.png", "mimeType": "image/png", "buffer": b"no picture"}
+    def test_an_unreadable_image_has_its_error_on_its_card(self, served, scenario, visit) -> None:
+        broken = {"name": "broken.png", "mimeType": "image/png", "buffer": b"not an image"}
         url, _ = served()
         page = visit(url, tolerated="400")
-        page.set_input_files("#ask-files", [broken, *files(stream, count=1)])
-        expect(page.locator("#answers .bars")).to_have_count(1)
-        expect(page.locator("#answers .error")).to_contain_text("'broken.png' is not a picture")
+        page.set_input_files("#predict-files", [broken, *files(scenario, count=1)])
+        expect(page.locator("#predictions .bars")).to_have_count(1)
+        expect(page.locator("#predictions .error")).to_contain_text("'broken.png' is not an image")
 
-    def test_a_busy_service_can_be_asked_again(self, served, stream, visit) -> None:
+    def test_a_request_to_a_busy_service_can_be_repeated(self, served, scenario, visit) -> None:
         url, service = served()
         page = visit(url, tolerated="429")
         service.reader.waiting = 10**9  # as if so many waited
-        page.set_input_files("#ask-files", files(stream, count=1))
-        expect(page.locator("#answers .error")).to_contain_text("busy, try again")
+        page.set_input_files("#predict-files", files(scenario, count=1))
+        expect(page.locator("#predictions .error")).to_contain_text("busy, try again")
         service.reader.waiting = 0
         page.get_by_role("button", name="Try again").click()
-        expect(page.locator("#answers .bars")).to_have_count(1)
+        expect(page.locator("#predictions .bars")).to_have_count(1)
 
-    def test_corrections_wait_and_are_learned(self, folder, served, stream, visit) -> None:
+    def test_corrections_wait_and_are_learned(self, folder, served, scenario, visit) -> None:
         name = Learner.load(folder).classes[0]
         url, _ = served(adapt=False)
         page = visit(url)
-        page.set_input_files("#ask-files", files(stream, count=2))
+        page.set_input_files("#predict-files", files(scenario, count=2))
         for n in (1, 2):
-            page.get_by_role("button", name="That's wrong").first.click()
-            page.get_by_label("What is it?").fill(name)
+            page.get_by_role("button", name="Correct").first.click()
+            page.get_by_label("True class").fill(name)
             page.keyboard.press("Enter")
-            expect(page.get_by_text(f"Noted: {name}.")).to_have_count(n)
+            expect(page.get_by_text(f"Corrected: {name}.")).to_have_count(n)
             expect(page.locator("#corrections")).to_contain_text(f"{n} correction")
         page.get_by_role("button", name="Learn from them").click()
-        expect(page.locator("#ask-jobs")).to_have_text(
-            f"Learned {name} from 2 pictures: version 2 answers now.")  # fmt: skip
+        expect(page.locator("#predict-jobs")).to_have_text(
+            f"Learned {name} from 2 images: version 2 answers now.")  # fmt: skip
         expect(page.locator("#corrections")).to_be_hidden()
-        expect(page.locator("tr.now")).to_contain_text(f"taught {name}")
+        expect(page.locator("tr.current")).to_contain_text(f"learned {name}")
 
-    def test_corrections_can_be_forgotten(self, folder, served, stream, visit) -> None:
+    def test_corrections_can_be_discarded(self, folder, served, scenario, visit) -> None:
         url, service = served(adapt=False)
         page = visit(url)
-        page.set_input_files("#ask-files", files(stream, count=1))
-        page.get_by_role("button", name="That's wrong").click()
-        page.get_by_label("What is it?").fill("a slip")
+        page.set_input_files("#predict-files", files(scenario, count=1))
+        page.get_by_role("button", name="Correct").click()
+        page.get_by_label("True class").fill("a slip")
         page.keyboard.press("Enter")
-        page.get_by_role("button", name="Forget them").click()
+        page.get_by_role("button", name="Discard them").click()
         expect(page.locator("#corrections")).to_be_hidden()
         assert service.status()["corrections"] == 0
 
 
 @in_a_browser
-class TestTeaching:
-    def test_a_class_by_name_and_pictures(self, served, stream, visit) -> None:
-        name = "<i>fox</i>"  # other people's text
+class TestLearn:
+    def test_a_class_by_name_and_images(self, served, scenario, visit) -> None:
+        name = "<i>fox</i>"  # text of users must not become markup
         url, _ = served(adapt=False)
         page = visit(url)
         expect(page.locator("#classes li")).to_have_count(3)
-        teach = page.get_by_role("button", name="Teach", exact=True)
-        teach.click()
-        expect(page.locator("#lesson .error")).to_have_text("give the class a name")
-        page.get_by_label("Its name").fill(name)
-        teach.click()
-        expect(page.locator("#lesson .error")).to_have_text("give at least one picture")
-        page.set_input_files("#lesson-files", files(stream, 1, 3))
-        page.set_input_files("#lesson-files", files(stream, 1, 1))
-        teach.click()
-        expect(page.locator("#teach-jobs")).to_have_text(
-            f"Learned {name} from 4 pictures: version 2 answers now.")  # fmt: skip
+        learn = page.get_by_role("button", name="Learn the class", exact=True)
+        learn.click()
+        expect(page.locator("#one-class .error")).to_have_text("give the class a name")
+        page.get_by_label("Class name").fill(name)
+        learn.click()
+        expect(page.locator("#one-class .error")).to_have_text("give at least one image")
+        page.set_input_files("#class-files", files(scenario, 1, 3))
+        page.set_input_files("#class-files", files(scenario, 1, 1))
+        learn.click()
+        expect(page.locator("#learn-jobs")).to_have_text(
+            f"Learned {name} from 4 images: version 2 answers now.")  # fmt: skip
         expect(page.locator("#classes li")).to_have_count(4)
         expect(page.locator("#classes li").last).to_contain_text(name)
-        expect(page.locator("#state")).to_contain_text("version 2 · 4 classes")
-        expect(page.locator("#lesson img")).to_have_count(0)
+        expect(page.locator("#summary")).to_contain_text("version 2 · 4 classes")
+        expect(page.locator("#one-class img")).to_have_count(0)
 
-    def test_a_zip_of_classes_while_another_page_watches(self, served, stream, visit) -> None:
+    def test_a_zip_of_classes_is_followed_by_another_page(self, served, scenario, visit) -> None:
         with io.BytesIO() as buffer:
             with zipfile.ZipFile(buffer, "w") as archive:
-                for n, image in enumerate(files(stream, 1, 8)):
+                for n, image in enumerate(files(scenario, 1, 8)):
                     archive.writestr(f"{'fox' if n % 2 else 'owl'}/{n}.png", image["buffer"])
             lesson = {"name": "l.zip", "mimeType": "application/zip", "buffer": buffer.getvalue()}
         url, service = served(adapt=False)
         page, other = visit(url), visit(url)
         with busy_writer(service):
             page.set_input_files("#archive-file", lesson)
-            page.get_by_role("button", name="Teach the zip").click()
+            page.get_by_role("button", name="Learn the zip").click()
             for one in (page, other):
-                expect(one.locator("#teach-jobs")).to_contain_text("Waiting to learn fox, owl")
-                expect(one.get_by_role("progressbar", name="Lesson: fox, owl")).to_be_visible()
+                expect(one.locator("#learn-jobs")).to_contain_text("Waiting to learn fox, owl")
+                expect(one.get_by_role("progressbar", name="Session: fox, owl")).to_be_visible()
         for one in (page, other):
-            expect(one.locator("#teach-jobs")).to_contain_text("Learned fox, owl")
+            expect(one.locator("#learn-jobs")).to_contain_text("Learned fox, owl")
             expect(one.locator("#classes li")).to_have_count(5)
 
-    def test_a_lesson_can_be_given_up(self, served, stream, visit) -> None:
+    def test_a_session_can_be_cancelled(self, served, scenario, visit) -> None:
         url, service = served(adapt=False)
         page = visit(url)
         with busy_writer(service):
-            page.get_by_label("Its name").fill("fox")
-            page.set_input_files("#lesson-files", files(stream, 1, 2))
-            page.get_by_role("button", name="Teach", exact=True).click()
-            page.locator("#teach-jobs").get_by_role("button", name="Cancel").click()
+            page.get_by_label("Class name").fill("fox")
+            page.set_input_files("#class-files", files(scenario, 1, 2))
+            page.get_by_role("button", name="Learn the class", exact=True).click()
+            page.locator("#learn-jobs").get_by_role("button", name="Cancel").click()
             expect(page.get_by_role("button", name="Cancelling…")).to_be_visible()
-        expect(page.locator("#teach-jobs")).to_have_text(
-            "Cancelled: fox, given up; nothing has changed.")  # fmt: skip
+        expect(page.locator("#learn-jobs")).to_have_text(
+            "Cancelled: fox, nothing changed.")  # fmt: skip
         expect(page.locator("#classes li")).to_have_count(3)
 
     def test_classes_are_renamed_and_removed(self, folder, served, visit) -> None:
@@ -297,7 +340,7 @@ class TestTeaching:
         expect(field).to_be_focused()
         field.fill(second)
         page.keyboard.press("Enter")
-        expect(page.locator("dialog .error")).to_contain_text(f"'{second}' is there already")
+        expect(page.locator("dialog .error")).to_contain_text(f"'{second}' exists already")
         field.fill("fox")
         page.keyboard.press("Enter")
         expect(page.locator("#classes li > span").first).to_have_text("fox")
@@ -307,52 +350,52 @@ class TestTeaching:
 
 
 @in_a_browser
-class TestWatching:
-    def test_the_stream_is_shown(self, served, stream, visit) -> None:
-        test = stream.tasks[0].test
-        pixels = (test.read(range(len(test))) * 255).round().byte()
-        canary = Canary(pixels, [stream.tasks[0].classes[n] for n in test.labels])
+class TestMonitor:
+    def test_the_stream_is_shown(self, served, scenario, visit) -> None:
+        test = scenario.tasks[0].test
+        pixels = to_bytes(test.read(range(len(test))))
+        canary = Canary(pixels, [scenario.tasks[0].classes[n] for n in test.labels])
         url, service = served(canary=canary, canary_drop=100.0)
         page = visit(url)
         expect(page.locator("#histogram")).to_have_text("Nothing yet.")
-        page.set_input_files("#ask-files", files(stream))
+        page.set_input_files("#predict-files", files(scenario))
         tile = page.locator("#tiles > div")
-        expect(tile.filter(has_text="answered").locator("dd")).to_have_text("8")
-        expect(tile.filter(has_text="learned from").locator("dd")).to_have_text("8")
-        expect(page.locator("tr.now")).to_contain_text("1 steps on the stream")
-        page.set_input_files("#ask-files", files(stream))
+        expect(tile.filter(has_text="predicted").locator("dd")).to_have_text("8")
+        expect(tile.filter(has_text="adapted to").locator("dd")).to_have_text("8")
+        expect(page.locator("tr.current")).to_contain_text("1 steps on the stream")
+        page.set_input_files("#predict-files", files(scenario))
         expect(page.get_by_role("img", name="canary accuracy, versions 2 to 3")).to_be_visible()
-        for name in ("pictures per second", "confidence", "disagreement"):
+        for name in ("images per second", "confidence", "disagreement"):
             assert page.get_by_role("img", name=name).locator("path").count() >= 2
         counted = service.status()["signals"]["histogram"]
         expect(page.locator("#histogram li")).to_have_text([f"{n}{c}" for n, c in counted.items()])
-        page.get_by_text("it may learn from them").uncheck()
-        page.set_input_files("#ask-files", files(stream, count=2))
-        expect(tile.filter(has_text="answered").locator("dd")).to_have_text("18")
+        page.get_by_text("adapt to these images").uncheck()
+        page.set_input_files("#predict-files", files(scenario, count=2))
+        expect(tile.filter(has_text="predicted").locator("dd")).to_have_text("18")
         assert service.writer.waiting == 0
 
-    def test_a_hidden_page_does_not_ask(self, served, visit) -> None:
+    def test_a_hidden_page_sends_no_requests(self, served, visit) -> None:
         url, _ = served()
         page = visit(url, clock=True)
-        expect(page.locator("tr.now")).to_be_visible()
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
+        expect(page.locator("tr.current")).to_be_visible()
+        requests: list[str] = []
+        page.on("request", lambda request: requests.append(request.url))
         hide = """hidden => {
           Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
           document.dispatchEvent(new Event("visibilitychange"));
         }"""
         page.evaluate(hide, True)
         page.clock.run_for(10_000)
-        assert asked == []
+        assert requests == []
         with page.expect_response("**/status"):
             page.evaluate(hide, False)
         with page.expect_response("**/status"):
             page.clock.run_for(5_000)
 
-    def test_trouble_is_said_and_forgotten(self, served, visit) -> None:
+    def test_trouble_is_shown_until_it_is_over(self, served, visit) -> None:
         url, _ = served()
         page = visit(url, tolerated="500")
-        expect(page.locator("tr.now")).to_be_visible()
+        expect(page.locator("tr.current")).to_be_visible()
         page.route("**/status", lambda route: route.fulfill(
             status=500, body="oh", content_type="text/plain"))  # fmt: skip
         expect(page.locator("#trouble")).to_have_text("the service answered 500")
@@ -362,11 +405,11 @@ class TestWatching:
 
 @in_a_browser
 class TestVersions:
-    def test_back_to_a_version(self, served, visit) -> None:
+    def test_rollback(self, served, visit) -> None:
         url, service = served(adapt=False)
         service.rename(service.classes[0], "fox", "test")
         page = visit(url)
-        rows = page.locator("#rows tr")
+        rows = page.locator("#version-rows tr")
         expect(rows).to_have_count(2)
         back = page.get_by_role("button", name="Roll back to version 1")
         back.click()
@@ -374,10 +417,10 @@ class TestVersions:
         expect(page.locator("dialog")).to_have_count(0)
         assert service.version == 2
         back.click()
-        expect(page.locator("dialog")).to_contain_text("“taught for the tests”, with 3 classes")
+        expect(page.locator("dialog")).to_contain_text("“trained for the tests”, with 3 classes")
         page.locator("dialog").get_by_role("button", name="Roll back").click()
         expect(rows).to_have_count(3)
-        expect(page.locator("tr.now")).to_contain_text("rolled back to version 1")
+        expect(page.locator("tr.current")).to_contain_text("rolled back to version 1")
         expect(page.locator("#classes li").filter(has_text="fox")).to_have_count(0)
         expect(back).to_be_focused()
 
@@ -386,7 +429,7 @@ class TestVersions:
         page = visit(url)
         page.get_by_role("button", name="Freeze").click()
         page.locator("dialog").get_by_role("button", name="Freeze").click()
-        expect(page.locator("#frozen")).to_contain_text("Frozen: by anybody.")
+        expect(page.locator("#frozen")).to_contain_text("Frozen: by localhost.")
         assert service.status()["frozen"]
         page.get_by_role("button", name="Unfreeze").click()
         page.locator("dialog").get_by_role("button", name="Unfreeze").click()
@@ -396,17 +439,17 @@ class TestVersions:
 
 
 @in_a_browser
-class TestWhoMay:
-    def test_a_token_is_asked_for_and_kept_in_the_tab(self, folder, served, visit) -> None:
+class TestAccess:
+    def test_a_token_is_requested_and_kept_in_the_tab(self, folder, served, visit) -> None:
         token = Tokens(folder).add("me", "teach")
         url, _ = served()
         page = visit(url, tolerated="401")
         expect(page.get_by_label("Token", exact=True)).to_be_focused()
         page.keyboard.press("Escape")
-        page.get_by_role("button", name="Give a token").click()
+        page.get_by_role("button", name="Enter a token").click()
         page.get_by_label("Token", exact=True).fill("a wrong one")
         page.keyboard.press("Enter")
-        expect(page.locator("dialog")).to_contain_text("The last one was not accepted.")
+        expect(page.locator("dialog")).to_contain_text("The last token was not accepted.")
         page.get_by_label("Token", exact=True).fill(token)
         page.keyboard.press("Enter")
         expect(page.locator("#classes li")).to_have_count(3)
@@ -415,10 +458,10 @@ class TestWhoMay:
         expect(page.locator("dialog")).to_have_count(0)
         assert page.evaluate("localStorage.length") == 0
         page.get_by_role("button", name="Forget the token").click()
-        expect(page.get_by_role("button", name="Give a token")).to_be_visible()
+        expect(page.get_by_role("button", name="Enter a token")).to_be_visible()
         assert page.evaluate("sessionStorage.length") == 0
 
-    def test_who_may_not_is_told_in_the_dialog(self, folder, served, visit) -> None:
+    def test_a_missing_role_is_shown_in_the_dialog(self, folder, served, visit) -> None:
         token = Tokens(folder).add("guest", "predict")
         url, _ = served()
         page = visit(url, tolerated="40")  # 401, then 403
@@ -428,36 +471,36 @@ class TestWhoMay:
         page.locator("dialog").get_by_role("button", name="Freeze").click()
         expect(page.locator("dialog .error")).to_have_text("the token of 'guest' may not teach")
 
-    def test_a_replica_shows_no_teaching(self, served, stream, visit) -> None:
+    def test_a_replica_shows_no_controls_for_changes(self, served, scenario, visit) -> None:
         url, _ = served(follow=True)
         page = visit(url)
-        expect(page.locator("#teach")).to_contain_text("This replica only reads")
-        page.set_input_files("#ask-files", files(stream, count=1))
-        expect(page.locator("#answers .bars")).to_have_count(1)
-        for name in ("Teach", "Rename", "Remove", "Roll back", "Freeze", "That's wrong"):
+        expect(page.locator("#learn")).to_contain_text("This replica only reads")
+        page.set_input_files("#predict-files", files(scenario, count=1))
+        expect(page.locator("#predictions .bars")).to_have_count(1)
+        for name in ("Learn", "Rename", "Remove", "Roll back", "Freeze", "Correct"):
             expect(page.get_by_role("button", name=name)).to_have_count(0)
 
 
 @in_a_browser
-class TestForEverybody:
-    def test_tab_reaches_every_control_and_keys_work_them(self, served, stream, visit) -> None:
+class TestAccessibility:
+    def test_every_control_works_with_the_keyboard(self, served, scenario, visit) -> None:
         url, service = served()
         service.rename(service.classes[0], "fox", "test")
         page = visit(url)
-        page.on("filechooser", lambda chooser: chooser.set_files(files(stream, count=1)))
-        expect(page.locator("tr.now")).to_be_visible()
-        passed = tab_to(page, "#rows button")
-        wanted = """Teach ask-files joins lesson-name lesson-files archive-file Teach the zip
-                    Rename Remove freeze Roll back"""
+        page.on("filechooser", lambda chooser: chooser.set_files(files(scenario, count=1)))
+        expect(page.locator("tr.current")).to_be_visible()
+        passed = tab_to(page, "#version-rows button")
+        wanted = """Learn predict-files adapt-to-images class-name class-files Learn the class
+                    archive-file Learn the zip Rename Remove freeze Roll back"""
         found = [name for name in dict.fromkeys(passed) if name in wanted]
         assert " ".join(found) == " ".join(wanted.split())
 
         for n, key in enumerate(("Enter", "Space")):
-            page.locator("#ask-files").focus()
+            page.locator("#predict-files").focus()
             page.keyboard.press(key)
-            expect(page.locator("#answers .bars")).to_have_count(n + 1)
+            expect(page.locator("#predictions .bars")).to_have_count(n + 1)
 
-        page.locator("#archive .main").focus()
+        page.locator("#archive .primary").focus()
         tab_to(page, "#freeze")
         page.keyboard.press("Enter")
         expect(page.locator("dialog")).to_be_visible()
@@ -474,14 +517,16 @@ class TestForEverybody:
         expect(page.locator("#frozen")).to_contain_text("Frozen")
 
     @pytest.mark.parametrize("scheme", ["light", "dark"])
-    def test_a_phone_needs_no_sideways_scrolling(self, served, stream, visit, scheme) -> None:
+    def test_a_narrow_screen_needs_no_horizontal_scrolling(
+        self, served, scenario, visit, scheme
+    ) -> None:
         url, service = served(adapt=False)
         service.rename(service.classes[0], "fox" * 60, "test")
         page = visit(url, 360, color_scheme=scheme, reduced_motion="reduce")
-        page.set_input_files("#ask-files", files(stream, count=4))
-        expect(page.locator("#answers .bars")).to_have_count(4)
-        page.get_by_role("button", name="That's wrong").first.click()
-        expect(page.locator("tr.now")).to_be_visible()
+        page.set_input_files("#predict-files", files(scenario, count=4))
+        expect(page.locator("#predictions .bars")).to_have_count(4)
+        page.get_by_role("button", name="Correct").first.click()
+        expect(page.locator("tr.current")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") == 360
         page.get_by_role("button", name="Roll back").click()
         box = page.locator("dialog").bounding_box()
