@@ -1,4 +1,4 @@
-"""A learner for those who do not have dosapp: what answers, as a plain model.
+"""Export the answering expert as a plain model, to be used without dosapp.
 
 pretrained   a `save_pretrained` folder that transformers loads, with the class names beside it
 onnx         the image tower as `image.onnx`, features of the classes as `classes.safetensors`
@@ -25,45 +25,54 @@ KINDS = ("pretrained", "onnx")
 
 
 def export(learner: Learner, folder: Path, kind: str = "pretrained") -> None:
-    """Write to a folder that is new or empty; it appears when everything is in it."""
+    """Export the expert that predicts, with its classes.
+
+    Args:
+        learner: A learner whose student or teacher predicts alone.
+        folder: A new or empty folder; it appears when it is complete.
+        kind: `pretrained` (transformers) or `onnx`.
+
+    Raises:
+        InputError: The learner cannot be exported, or the folder is not empty.
+    """
     if kind not in KINDS:
         raise unknown_name("kind of export", kind, KINDS)
     if not learner.classes:
-        raise InputError("the learner knows no classes yet; teach it a session before exporting it")
+        raise InputError("the learner knows no classes yet; train a session before exporting it")
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"'{folder}' is not empty; export to a new folder")
     name, expert = learner.answering_expert
     if not isinstance(expert, CLIPBackbone):
         raise InputError(
-            f"what answers here is {name}, which is more than one plain CLIP model; "
-            "only learners whose student or teacher answers alone can be exported"
+            f"this learner predicts with its {name}, which is more than one CLIP model; "
+            "only learners whose student or teacher predicts alone can be exported"
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        made = Path(scratch) / "made"
-        made.mkdir()
-        (CLIPBackbone.save if kind == "pretrained" else _onnx)(expert, made)
-        _classes(learner, expert, made)
+        export_folder = Path(scratch) / "export"
+        export_folder.mkdir()
+        (CLIPBackbone.save if kind == "pretrained" else _write_onnx)(expert, export_folder)
+        _write_classes(learner, expert, export_folder)
         if folder.exists():
             folder.rmdir()
-        shutil.move(made, folder)
+        shutil.move(export_folder, folder)
 
 
-def _classes(learner: Learner, expert: Expert, folder: Path) -> None:
-    """Names and prompts for readers, and unit features `[C, D]` that need no text tower."""
+def _write_classes(learner: Learner, expert: Expert, folder: Path) -> None:
+    """Names and templates as JSON, and unit features `[C, D]`, so that no text tower is needed."""
     head = learner.student.text_head
-    words = {
+    facts = {
         "classes": learner.classes,
         "templates": {name: list(prompts.evaluate) for name, prompts in head.prompts.items()},
         "scale": float(expert.logit_scale.detach()),
     }
-    (folder / "classes.json").write_text(json.dumps(words, indent=1, ensure_ascii=False))
+    (folder / "classes.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False))
     features = head.class_embeddings(expert)
     save_file({"features": features.contiguous()}, folder / "classes.safetensors")
 
 
-class _Image(nn.Module):
-    """Pictures in [0, 1] → unit features; the rest is a matrix product with the classes'."""
+class _ImageEncoder(nn.Module):
+    """Images in [0, 1] → unit features, to be multiplied with those of the classes."""
 
     def __init__(self, expert: CLIPBackbone) -> None:
         super().__init__()
@@ -73,19 +82,19 @@ class _Image(nn.Module):
         return self.expert.encode_image(pixels)
 
 
-def _onnx(expert: CLIPBackbone, folder: Path) -> None:
+def _write_onnx(expert: CLIPBackbone, folder: Path) -> None:
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise missing_extra("an ONNX export", "onnx", error) from error
     pixels = torch.rand(2, 3, expert.image_size, expert.image_size)
-    # The exporter misses torchvision, which we do without.
+    # The exporter warns that torchvision is missing, which is not needed.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter speaks of its own future
+        warnings.simplefilter("ignore")  # deprecations inside the exporter
         torch.onnx.export(
-            _Image(expert).eval(),
+            _ImageEncoder(expert).eval(),
             (pixels,),
             folder / "image.onnx",
             input_names=["pixels"],
