@@ -147,7 +147,7 @@ def measure_step_costs(
     )
     experts = learner.method.experts(learner.student)
     times = len(experts) * (2 if learner.method.adapts else 1)  # before and after the stream
-    expert = next(iter(experts.values()))
+    _, expert = learner.answering_expert
     evaluation = measure(
         lambda: learner.logits(batch, expert), times * evaluated / max(1, len(batch))
     )
