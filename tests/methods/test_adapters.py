@@ -106,8 +106,8 @@ class TestRMT:
         expected = torch.where(mask, 0.9 * before + 0.1 * now, before)
         torch.testing.assert_close(method.teacher.weights()[name], expected.detach())
 
-    def test_a_class_without_images_is_an_error(self, pupil, tiny) -> None:
-        learner = Learner(pupil(method="spu", adapt="rmt"), tiny)
+    def test_a_class_without_images_is_an_error(self, learner_settings, tiny) -> None:
+        learner = Learner(learner_settings(method="spu", adapt="rmt"), tiny)
         full = Session.from_images({"a": torch.zeros(9, 3, 32, 32, dtype=torch.uint8)})
         empty = Session(("a", "b"), dict.fromkeys("ab", full.prompts["a"]), full.train,
                         full.unlabelled)  # fmt: skip

@@ -82,11 +82,11 @@ class TestZSCL:
         torch.testing.assert_close(learner.student.backbone.weights()[name].detach(), expected)
         assert not torch.allclose(expected, samples[-1], atol=1e-6)
 
-    def test_missing_references_are_an_error_at_construction(self, pupil) -> None:
+    def test_missing_references_are_an_error_at_construction(self, learner_settings) -> None:
         with pytest.raises(InputError, match="zscl needs reference images"):
-            Learner(pupil(method="zscl"))
+            Learner(learner_settings(method="zscl"))
 
-    def test_references_from_a_csv(self, pupil, tiny, small, tmp_path) -> None:
+    def test_references_from_a_csv(self, learner_settings, tiny, small, tmp_path) -> None:
         from PIL import Image
 
         for n in range(6):
@@ -94,7 +94,7 @@ class TestZSCL:
         lines = [f"{n}.png,wall {n % 2},{'train' if n < 4 else 'test'}" for n in range(6)]
         (tmp_path / "r.csv").write_text("path,label,split\n" + "\n".join(lines))
         options = {"ref_dataset": str(tmp_path / "r.csv")}
-        method = Learner(pupil(method="zscl", options=options), tiny).method
+        method = Learner(learner_settings(method="zscl", options=options), tiny).method
         assert method.load_references(tiny.preprocess).classes == ("wall 0", "wall 1")
         zscl = small(method="zscl", adapt="dosapp", options=options)
         before = plan(zscl).key
@@ -102,7 +102,7 @@ class TestZSCL:
         Image.new("RGB", (40, 40), (0, 200, 0)).save(tmp_path / "1.png")
         assert plan(zscl).key != before  # another image under the same name is another result
 
-    def test_only_training_needs_the_references(self, pupil, tiny, tmp_path) -> None:
+    def test_only_training_needs_the_references(self, learner_settings, tiny, tmp_path) -> None:
         from PIL import Image
 
         for n in range(12):
@@ -110,7 +110,7 @@ class TestZSCL:
             image = Image.new("RGB", (40, 40), (20 * n, 0, 0))
             image.save(tmp_path / "refs" / f"wall {n % 2}" / f"{n}.png")
         options = {"ref_dataset": str(tmp_path / "refs"), "ref_batch_size": 2}
-        learner = Learner(pupil(method="zscl", options=options, epochs=1), tiny)
+        learner = Learner(learner_settings(method="zscl", options=options, epochs=1), tiny)
         shape = (4, 3, tiny.image_size, tiny.image_size)
         images = {
             name: torch.full(shape, shade, dtype=torch.uint8)
@@ -163,9 +163,9 @@ class TestL2P:
         assert all(torch.equal(after[n], w) for n, w in before.items())
         assert learner.student.trained_names == {"l2p.prompts", "l2p.keys"}
 
-    def test_top_k_is_at_most_the_pool_size(self, pupil) -> None:
+    def test_top_k_is_at_most_the_pool_size(self, learner_settings) -> None:
         with pytest.raises(InputError, match="cannot select top_k 5 of 3 prompts"):
-            Learner(pupil(method="l2p", options={"pool_size": 3}))
+            Learner(learner_settings(method="l2p", options={"pool_size": 3}))
 
 
 class TestDualPrompt:

@@ -12,19 +12,19 @@ import pytest
 from dosapp.cli import main
 from support.settings import SMALL
 
-FLAGS = [word for k, v in SMALL.items() for word in (f"--{k.replace('_', '-')}", str(v))]
+FLAGS = [part for k, v in SMALL.items() for part in (f"--{k.replace('_', '-')}", str(v))]
 
 
 @dataclass(frozen=True)
-class Said:
+class Output:
     stdout: str
     stderr: str
 
 
-def dosapp(*words: object, cwd: Path = Path(), code: int = 0) -> Said:
-    """The command, in this process: what `main` does, prints and exits with."""
+def dosapp(*arguments: object, cwd: Path = Path(), code: int = 0) -> Output:
+    """Run a command in this process, check its exit code and return what it printed."""
     out, err = io.StringIO(), io.StringIO()
-    returned = 0
+    exit_code = 0
     with (
         contextlib.chdir(cwd),
         contextlib.redirect_stdout(out),
@@ -33,11 +33,11 @@ def dosapp(*words: object, cwd: Path = Path(), code: int = 0) -> Said:
         pytest.MonkeyPatch.context() as patch,
     ):
         warnings.simplefilter("default")
-        patch.setattr(sys, "argv", ["dosapp", *map(str, words)])
+        patch.setattr(sys, "argv", ["dosapp", *map(str, arguments)])
         patch.setenv("COLUMNS", "200")
         try:
             main()
         except SystemExit as exit:
-            returned = exit.code or 0
-    assert returned == code, err.getvalue()
-    return Said(out.getvalue(), err.getvalue())
+            exit_code = exit.code or 0
+    assert exit_code == code, err.getvalue()
+    return Output(out.getvalue(), err.getvalue())

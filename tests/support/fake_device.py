@@ -1,7 +1,7 @@
-"""A device that is not the CPU, for machines that have no other: `meta` with numbers behind it.
+"""A device that is not the CPU, for machines that have no other: `meta`, with real numbers.
 
-Inside `Elsewhere()` a tensor on the device `meta` computes as on the CPU. What has tensors of
-both devices is refused, as it would be between a GPU and its host: only numbers (tensors without
+Inside `FakeDevice()` a tensor on the device `meta` computes as on the CPU. An operation on tensors
+of both devices raises, as it would between a GPU and its host: only scalars (tensors without
 dimensions) and indices may come from the CPU.
 """
 
@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_flatten, tree_map
 
 DEVICE = torch.device("meta")
-CROSSING = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
-INDEXED = {
+COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
+INDEXING = {
     torch.ops.aten.index.Tensor,
     torch.ops.aten.index_put.default,
     torch.ops.aten.index_put_.default,
@@ -22,76 +22,81 @@ INDEXED = {
 }
 
 
-class Away(Tensor):
-    here: Tensor
+class FakeTensor(Tensor):
+    """A tensor on the fake device; its numbers are in `cpu_tensor`."""
+
+    cpu_tensor: Tensor
 
     @staticmethod
-    def __new__(cls, here: Tensor) -> "Away":
-        made = Tensor._make_wrapper_subclass(
+    def __new__(cls, cpu_tensor: Tensor) -> "FakeTensor":
+        tensor = Tensor._make_wrapper_subclass(
             cls,
-            here.size(),
-            strides=here.stride(),
-            storage_offset=here.storage_offset(),
-            dtype=here.dtype,
+            cpu_tensor.size(),
+            strides=cpu_tensor.stride(),
+            storage_offset=cpu_tensor.storage_offset(),
+            dtype=cpu_tensor.dtype,
             device=DEVICE,
-            requires_grad=here.requires_grad,
+            requires_grad=cpu_tensor.requires_grad,
         )
-        made.here = here
-        return made
+        tensor.cpu_tensor = cpu_tensor
+        return tensor
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with Elsewhere():
+        with FakeDevice():
             return func(*args, **(kwargs or {}))
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     def tolist(self) -> Any:
-        return self.here.tolist()
+        return self.cpu_tensor.tolist()
 
 
-class Elsewhere(TorchDispatchMode):
-    """Also what is made or moved there, without a tensor that was there before."""
+class FakeDevice(TorchDispatchMode):
+    """Also handles operations that create tensors on the device or copy tensors to it."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.is_inference_mode_enabled():  # what autograd would have taken apart is whole here
+        if torch.is_inference_mode_enabled():  # autograd does not decompose operations here
             with self, torch.inference_mode(False), torch.no_grad():
-                found = func.decompose(*args, **(kwargs or {}))
-            if found is not NotImplemented:
-                return found
+                result = func.decompose(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
         with torch.inference_mode(False), torch.no_grad():
-            return computed(func, args, kwargs or {})
+            return compute(func, args, kwargs or {})
 
 
-def computed(func: Any, args: Any, kwargs: Any) -> Any:
-    flat = tree_flatten((args, kwargs))[0]
-    tensors = [t for t in flat if isinstance(t, Tensor)]
-    away = any(isinstance(t, Away) for t in tensors)
+def compute(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operation on the CPU and put its result on the right device."""
+    tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
+    has_fake = any(isinstance(t, FakeTensor) for t in tensors)
     target = kwargs.get("device")
-    if away and func not in CROSSING:
-        looked = tree_flatten(args[0])[0] if func in INDEXED else tensors
-        strangers = [
-            t for t in looked if isinstance(t, Tensor) and t.dim() and not isinstance(t, Away)
+    if has_fake and func not in COPIES:
+        checked = tree_flatten(args[0])[0] if func in INDEXING else tensors
+        on_cpu = [
+            t
+            for t in checked
+            if isinstance(t, Tensor) and t.dim() and not isinstance(t, FakeTensor)
         ]
-        if strangers and (func not in INDEXED or not isinstance(args[0], Away)):
+        if on_cpu and (func not in INDEXING or not isinstance(args[0], FakeTensor)):
             raise RuntimeError(f"{func}: tensors on {DEVICE} and on the CPU")
-    there = away if target is None else torch.device(target) == DEVICE
+    is_fake = has_fake if target is None else torch.device(target) == DEVICE
     if func is torch.ops.aten.copy_.default:
-        there = isinstance(args[0], Away)
-    plain_args, plain = tree_map(_here, (args, dict(kwargs)))
+        is_fake = isinstance(args[0], FakeTensor)
+    cpu_args, cpu_kwargs = tree_map(_to_cpu, (args, dict(kwargs)))
     if target is not None:
-        plain["device"] = torch.device("cpu")
-    found = func(*plain_args, **plain)
-    if not there:
-        return found
-    if not away:
-        return tree_map(_away, found)
-    return return_and_correct_aliasing(func, args, kwargs, tree_map(_away, found))
+        cpu_kwargs["device"] = torch.device("cpu")
+    result = func(*cpu_args, **cpu_kwargs)
+    if not is_fake:
+        return result
+    if not has_fake:
+        return tree_map(_to_fake, result)
+    return return_and_correct_aliasing(func, args, kwargs, tree_map(_to_fake, result))
 
 
-def _here(value: Any) -> Any:
-    return value.here if isinstance(value, Away) else value
+def _to_cpu(value: Any) -> Any:
+    return value.cpu_tensor if isinstance(value, FakeTensor) else value
 
 
-def _away(value: Any) -> Any:
-    return Away(value) if isinstance(value, Tensor) and not isinstance(value, Away) else value
+def _to_fake(value: Any) -> Any:
+    is_plain = isinstance(value, Tensor) and not isinstance(value, FakeTensor)
+    return FakeTensor(value) if is_plain else value

@@ -1,4 +1,4 @@
-"""A run that notes every step in a file and kills itself, hard, at the one it is told to."""
+"""A run that logs every step to a file and sends itself SIGKILL at a given step."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import torch
 from dosapp.experiments.run import RunCallback, run
 from dosapp.settings import RunSettings
 
-LONG = {
+SETTINGS = {
     "classes": 6,
     "tasks": 2,
     "epochs": 8,
@@ -23,26 +23,26 @@ LONG = {
 }
 
 
-class Noting(RunCallback):
-    def __init__(self, notes: Path, last: int) -> None:
-        self.notes, self.left = notes, last
+class LogSteps(RunCallback):
+    def __init__(self, log: Path, last: int) -> None:
+        self.log, self.left = log, last
 
-    def note(self, *words: object) -> None:
-        with self.notes.open("a") as file:
-            file.write(" ".join(map(str, words)) + "\n")
+    def write(self, phase: str, session: int, step: int) -> None:
+        with self.log.open("a") as file:
+            file.write(f"{phase} {session} {step}\n")
         self.left -= 1
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def on_training_step(self, session: int, step: int, of: int, loss: float) -> None:
-        self.note("lesson", session, step)
+    def on_training_step(self, session: int, step: int, total: int, loss: float) -> None:
+        self.write("learn", session, step)
 
-    def on_stream_step(self, session: int, step: int, of: int) -> None:
-        self.note("stream", session, step)
+    def on_stream_step(self, session: int, step: int, total: int) -> None:
+        self.write("stream", session, step)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     folder, last = Path(sys.argv[1]), int(sys.argv[2])
-    watch = Noting(folder.with_suffix(".notes"), last)
-    run(RunSettings.parse(LONG), folder, resume=True, watch=watch)
+    callback = LogSteps(folder.with_suffix(".log"), last)
+    run(RunSettings.parse(SETTINGS), folder, resume=True, callback=callback)

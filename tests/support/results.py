@@ -1,11 +1,12 @@
-"""Results that were never run, for tables and ledgers."""
+"""Results that were never computed, for tables and ledgers."""
 
 from dosapp.experiments.result import Result
 
 
 def make_result(
-    label: str, seed: int, acc: float, forgot: float | None, **settings: object
+    label: str, seed: int, accuracy: float, forgetting: float | None, **settings: object
 ) -> Result:
+    """A result with these metrics."""
     metrics = dict.fromkeys(("first_task_accuracy", "current_task_accuracy"), 50.0)
     empty = {"lessons": [], "stream": [0.5]}
     return Result(
@@ -13,9 +14,9 @@ def make_result(
         settings={"seed": seed, "method": label, "lr": 0.1, "options": {}, **settings},
         label=label,
         evaluated="student",
-        metrics=metrics | {"accuracy": acc, "forgetting": forgot, "control_kept": 1.0},
+        metrics=metrics | {"accuracy": accuracy, "forgetting": forgetting, "control_kept": 1.0},
         definitions={},
-        R=[[acc]],
+        R=[[accuracy]],
         matrices={},
         forgetting_matrix=[[None]],
         previous_tasks={"before": [1.0], "after": [1.0]},
