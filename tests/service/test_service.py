@@ -45,19 +45,19 @@ QUICK = {"adapt_batch_size": 8, "interval": 2, "threads": 1, "batch_wait": 0.0}
 
 
 @pytest.fixture(scope="module")
-def made(_loaded, tmp_path_factory):
+def saved_learner(loaded_tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "learner"
-    return folder, save_trained_learner(_loaded, folder, test_images=16)
+    return folder, save_trained_learner(loaded_tiny, folder, test_images=16)
 
 
 @pytest.fixture
-def folder(made, tmp_path) -> Path:
-    return Path(shutil.copytree(made[0], tmp_path / "learner"))
+def folder(saved_learner, tmp_path) -> Path:
+    return Path(shutil.copytree(saved_learner[0], tmp_path / "learner"))
 
 
 @pytest.fixture
-def scenario(made):
-    return made[1]
+def scenario(saved_learner):
+    return saved_learner[1]
 
 
 def served(folder: Path, **changes: object):
@@ -396,8 +396,10 @@ class TestStream:
             if path.is_file():
                 assert not [needle for needle in needles if needle in path.read_bytes()], path
 
-    def test_a_method_that_stores_images_is_refused(self, pupil, tiny, scenario, tmp_path) -> None:
-        learner = Learner(pupil(method="spu", adapt="note"), tiny)
+    def test_a_method_that_stores_images_is_refused(
+        self, learner_settings, tiny, scenario, tmp_path
+    ) -> None:
+        learner = Learner(learner_settings(method="spu", adapt="note"), tiny)
         learner.learn(scenario.session(0))
         learner.save(tmp_path / "x")
         with (

@@ -33,19 +33,19 @@ QUICK = {"adapt_batch_size": 8, "interval": 1, "threads": 1, "batch_wait": 0.0}
 
 
 @pytest.fixture(scope="module")
-def made(_loaded, tmp_path_factory):
+def saved_learner(loaded_tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "learner"
-    return folder, save_trained_learner(_loaded, folder, batch_size=2, all_class_negatives=True)
+    return folder, save_trained_learner(loaded_tiny, folder, batch_size=2, all_class_negatives=True)
 
 
 @pytest.fixture
-def folder(made, tmp_path) -> Path:
-    return Path(shutil.copytree(made[0], tmp_path / "learner"))
+def folder(saved_learner, tmp_path) -> Path:
+    return Path(shutil.copytree(saved_learner[0], tmp_path / "learner"))
 
 
 @pytest.fixture
-def scenario(made):
-    return made[1]
+def scenario(saved_learner):
+    return saved_learner[1]
 
 
 @pytest.fixture
@@ -91,10 +91,11 @@ def visit(browser, served):  # pages close before their service does
 
 def files(scenario, task: int = 0, count: int = 8) -> list[dict]:
     """Images as the browser's file inputs take them."""
-    made = []
-    for n, image in enumerate(scenario.tasks[task].test.read(range(count))):
-        made.append({"name": f"{n}.png", "mimeType": "image/png", "buffer": encode_png(image)})
-    return made
+    images = scenario.tasks[task].test.read(range(count))
+    return [
+        {"name": f"{n}.png", "mimeType": "image/png", "buffer": encode_png(image)}
+        for n, image in enumerate(images)
+    ]
 
 
 def clipboard(page: Page, file: dict) -> JSHandle:

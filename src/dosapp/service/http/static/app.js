@@ -418,7 +418,7 @@ function showStatus(status) {
   showTiles({ version: status.version, classes: status.classes, predicted: status.answered, waiting: status.waiting });
   if (status.adapts) {
     showTiles({
-      "in the stream": status.stream, "adapted to": signals.adapted, "held back": signals.held,
+      "in stream": status.stream, "adapted to": signals.adapted, "held back": signals.held,
       skipped: signals.skipped, refused: signals.refused,
     });
   }
@@ -428,7 +428,7 @@ function showStatus(status) {
   const top = Math.max(1, ...samples.map(sample => Math.max(sample.answerRate, sample.adaptRate)));
   const perSecond = value => value.toFixed(value < 10 ? 1 : 0);
   showChart("images per second", span, [line("answerRate"), ...(status.adapts ? [line("adaptRate")] : [])], [0, top], perSecond,
-    [`${perSecond(last.answerRate)} predicted`, ...(status.adapts ? [`${perSecond(last.adaptRate)} adapted to`] : [])]);
+    [`${perSecond(last.answerRate)} predicted`, ...(status.adapts ? [`${perSecond(last.adaptRate)} adapted`] : [])]);
   if (status.adapts) {
     for (const name of ["confidence", "disagreement"])
       showChart(name, span, [line(name)], [0, 1], percent, [signals[name] == null ? "–" : percent(signals[name])]);
