@@ -1,4 +1,4 @@
-"""Many runs, each once; and the rate that the first task can tell."""
+"""Grids of runs, their workers, and tuning on the first task."""
 
 import contextlib
 import io
@@ -15,12 +15,16 @@ from pathlib import Path
 import pytest
 import yaml
 from rich.console import Console
+from torch import Tensor
 
+from dosapp.backbones.registry import resolve_lr
 from dosapp.cli.progress import grid_progress
-from dosapp.data import base
+from dosapp.data.images import InMemoryImages
 from dosapp.errors import InputError
-from dosapp.experiments.grid import Outcome, read_grid, run_grid, seed_list
-from dosapp.experiments.plan import load_settings
+from dosapp.experiments import grid
+from dosapp.experiments.grid import Outcome, parse_seeds, read_grid, run_grid, select_results
+from dosapp.experiments.plan import load_settings, plan
+from dosapp.experiments.store import read_results
 from dosapp.experiments.tune import Trial, TunedRates, choose_rate, split_first_session, tune
 from dosapp.settings import RunSettings
 from support.results import make_result
@@ -47,24 +51,24 @@ def test_lists_multiply_and_runs_add(tmp_path) -> None:
     assert {one.options.get("sparsity") for one in planned} == {None, 0.1, 0.3}
 
 
-def test_the_live_table_tells_datasets_apart_and_names_failures(small) -> None:
+def test_the_live_table_separates_datasets_and_names_failures(small) -> None:
     planned = [small(data="shapes"), small(data="signs"), small(data="signs", seed=1)]
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100, height=30)
-    with grid_progress(planned, console) as watch:
-        assert "DoSAPP, signs" in screen.getvalue()  # what is computed now, before it is done
-        watch(Outcome(planned[0], make_result("DoSAPP", 0, 61.5, 7.25)))
-        watch(Outcome(planned[1], make_result("DoSAPP", 0, 41.5, 9.25)))
-        watch(Outcome(planned[2], None, "the disk is full"))
-    said = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
-    lines = [" ".join(line.split()) for line in said.splitlines()]
+    with grid_progress(planned, console) as show_outcome:
+        assert "DoSAPP, signs" in screen.getvalue()  # shown before it is finished
+        show_outcome(Outcome(planned[0], make_result("DoSAPP", 0, 61.5, 7.25)))
+        show_outcome(Outcome(planned[1], make_result("DoSAPP", 0, 41.5, 9.25)))
+        show_outcome(Outcome(planned[2], None, "the disk is full"))
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
+    lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "DoSAPP, shapes 1/1 61.5 7.2" in lines
     assert "DoSAPP, signs 2/2 41.5 9.2 1" in lines
     assert "DoSAPP, signs: the disk is full" in lines
     assert any("3/3" in line for line in lines)
 
 
-def test_two_ways_to_say_one_run_are_computed_once(tmp_path, small) -> None:
+def test_two_descriptions_of_a_run_are_computed_once(tmp_path, small) -> None:
     """They have one key, and the second waits for the first."""
     planned = [small(method="spu"), small(method="spu", options={"sparsity": 0.1})]
     outcomes = run_grid(planned, tmp_path / "store", jobs=2)
@@ -74,7 +78,7 @@ def test_two_ways_to_say_one_run_are_computed_once(tmp_path, small) -> None:
     assert not list(tmp_path.rglob("error.log"))
 
 
-def test_options_that_are_not_names_and_values_are_a_sentence(tmp_path) -> None:
+def test_options_that_are_not_names_and_values_are_one_sentence(tmp_path) -> None:
     file = write(tmp_path / "g.yaml", options=["a"])
     for read in (read_grid, lambda path: load_settings(path, {})):
         with pytest.raises(InputError, match="write them as name: value"):
@@ -91,12 +95,12 @@ def test_rates_are_not_added_to_a_file_of_something_else(tmp_path) -> None:
 
 
 def test_seeds() -> None:
-    assert seed_list("0-4") == [0, 1, 2, 3, 4]
-    assert seed_list("0,2,5") == [0, 2, 5]
+    assert parse_seeds("0-4") == [0, 1, 2, 3, 4]
+    assert parse_seeds("0,2,5") == [0, 2, 5]
     with pytest.raises(InputError, match="seeds are 'x'"):
-        seed_list("x")
+        parse_seeds("x")
     with pytest.raises(InputError, match="which is none"):
-        seed_list("4-0")
+        parse_seeds("4-0")
 
 
 def test_a_failed_run_does_not_stop_the_others(tmp_path, small) -> None:
@@ -135,11 +139,11 @@ def test_processes_give_the_same_results(tmp_path, small) -> None:
 
 @contextlib.contextmanager
 def long_grid(folder: Path) -> Iterator[tuple[subprocess.Popen, list[int]]]:
-    """A grid of ten long runs in two processes, as soon as both are at work; and those two."""
+    """A grid of ten long runs in two processes, once both compute; and their ids."""
     file = write(folder / "g.yaml", method="flyp", seeds="0-9", epochs=200)
-    # Whoever is started in the background ignores Ctrl-C, and so would its children.
-    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    command = [sys.executable, "-c", f"{heard}; from dosapp.cli import main; main()"]
+    # A process that is started in the background ignores Ctrl-C, and so would its children.
+    handle = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    command = [sys.executable, "-c", f"{handle}; from dosapp.cli import main; main()"]
     command += ["grid", str(file), "--jobs", "2"]
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL)
     try:
@@ -158,10 +162,9 @@ def test_workers_do_not_outlive_a_killed_grid(tmp_path) -> None:
     wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
 
 
-def test_a_killed_worker_takes_nothing_along(tmp_path) -> None:
-    """Its run goes on in another process from its checkpoint, and the others never notice."""
+def test_the_run_of_a_killed_worker_is_resumed_by_another(tmp_path) -> None:
     file = write(tmp_path / "g.yaml", method="spu", seeds="0-2", epochs=15, batch_size=4)
-    calm = run_grid(read_grid(file), tmp_path / "calm")
+    undisturbed = run_grid(read_grid(file), tmp_path / "undisturbed")
     command = [sys.executable, "-m", "dosapp", "grid", str(file), "--jobs", "2"]
     process = subprocess.Popen(
         [*command, "--out", "store", "--json"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
@@ -170,12 +173,46 @@ def test_a_killed_worker_takes_nothing_along(tmp_path) -> None:
         wait_for(lambda: bool(list((tmp_path / "store").rglob("working.safetensors"))))
         [worker, *_] = filter(None, map(holder, (tmp_path / "store").glob("*/.lock")))
         os.kill(worker, signal.SIGKILL)
-        said, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 0
-    found = {one["settings"]["seed"]: one["weights"] for one in json.loads(said)}
-    assert found == {o.settings.seed: o.result.weights for o in calm}
+    found = {one["settings"]["seed"]: one["weights"] for one in json.loads(output)}
+    assert found == {o.settings.seed: o.result.weights for o in undisturbed}
+
+
+def test_a_worker_that_died_while_idle_is_replaced(tmp_path, small, monkeypatch) -> None:
+    """Killed before its first run: sending to it failed and ended the grid as an error of the
+    disk."""
+    workers = []
+
+    class FirstKilled(grid.Worker):
+        def __init__(self) -> None:
+            super().__init__()
+            workers.append(self)
+            if len(workers) == 1:
+                self.process.kill()
+                self.process.join()
+
+    monkeypatch.setattr(grid, "Worker", FirstKilled)
+    outcomes = run_grid([small(method="zero-shot", seed=n) for n in (0, 1)], tmp_path, jobs=2)
+    assert [outcome.error for outcome in outcomes] == ["", ""]
+    assert len(workers) == 3
+
+
+def test_results_of_another_device_or_data_folder_are_selected(tmp_path, small) -> None:
+    """Settings that do not enter a key, and names of version 0.1, were taken for another run."""
+    settings = small(method="zero-shot")
+    run_grid([settings], tmp_path / "store")
+    [result] = read_results([tmp_path / "store"])
+    other = {**result.settings, "device": "cuda", "data_dir": "/data", "microbatch": 8, "seed": 3}
+    other["batch"] = other.pop("batch_size", other.get("batch"))
+    elsewhere = result.model_copy(update={"settings": other})
+    foreign = result.model_copy(update={"settings": {**other, "epochs": 99}})
+    file = write(tmp_path / "g.yaml", method="zero-shot")
+    assert select_results(file, [elsewhere, foreign, result]) == [elsewhere, result]
+    with pytest.raises(InputError, match="no result here is of a run"):
+        select_results(file, [foreign])
 
 
 def test_ctrl_c_ends_a_grid_at_once(tmp_path) -> None:
@@ -183,7 +220,7 @@ def test_ctrl_c_ends_a_grid_at_once(tmp_path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) != 0
     wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
-    assert len(list(tmp_path.rglob("run.json"))) == 2  # nobody began another
+    assert len(list(tmp_path.rglob("run.json"))) == 2  # no other run was started
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 300) -> None:
@@ -205,7 +242,11 @@ def test_unknown_keys_are_errors(tmp_path) -> None:
 
 class TestTuning:
     def test_the_smallest_rate_that_cannot_be_told_from_the_best(self) -> None:
-        tried = [Trial.of(1e-5, 150, 240), Trial.of(1e-4, 237, 240), Trial.of(1e-3, 238, 240)]
+        tried = [
+            Trial.from_counts(1e-5, 150, 240),
+            Trial.from_counts(1e-4, 237, 240),
+            Trial.from_counts(1e-3, 238, 240),
+        ]
         assert choose_rate(tried) == 1e-4
 
     def test_scores_only_held_out_training_images_of_task_1(self, small) -> None:
@@ -216,32 +257,25 @@ class TestTuning:
         assert all("/train/" in key for key in [*teach.train.keys(), *held.keys()])
         assert len(teach.unlabelled) == 0
 
-    def test_never_opens_the_test_set(self, small, monkeypatch) -> None:
-        """A test picture that is read makes the test fail."""
-        read = base.Split.__post_init__
+    def test_never_reads_the_test_set(self, small, monkeypatch) -> None:
+        read = InMemoryImages.read
 
-        def guarded(part: base.Split) -> None:
-            read(part)
-            if "/test" in part.pictures.title:
-                object.__setattr__(part.pictures, "pixels", None)
+        def read_training_images(images: InMemoryImages, rows: object) -> Tensor:
+            assert "/test" not in images.key(0)
+            return read(images, rows)
 
-        from dosapp.data.registry import generated, views
-
-        monkeypatch.setattr(generated, "_DRAWN", {})
-        monkeypatch.setattr(base.Split, "__post_init__", guarded)
-        monkeypatch.setattr(
-            views.InMemoryImages,
-            "__len__",
-            lambda self: 10**6 if self.pixels is None else len(self.pixels),
-        )
-        found = tune(small(method="spu", train_images=10), rates=[1e-4, 1e-3], seeds=1)
-        assert found.lr in (1e-4, 1e-3)
-        assert found.images == {"teach": 24, "score": 6}
+        monkeypatch.setattr(InMemoryImages, "read", read_training_images)
+        settings = small(method="spu", train_images=10)
+        with pytest.raises(AssertionError):
+            plan(settings).scenario.tasks[0].test.read([0])
+        tuned = tune(settings, rates=[1e-4, 1e-3], seeds=1)
+        assert tuned.lr in (1e-4, 1e-3)
+        assert tuned.images == {"teach": 24, "score": 6}
 
     def test_shipped_rates_are_used_for_the_tiny_backbone_only(self) -> None:
-        assert RunSettings(method="spu").rate > 1e-5
-        assert RunSettings(method="spu", lr=0.5).rate == 0.5
-        assert RunSettings(method="spu", backbone="ViT-B-16").rate == 7.5e-6
+        assert resolve_lr(RunSettings(method="spu")).lr > 1e-5
+        assert resolve_lr(RunSettings(method="spu", lr=0.5)).lr == 0.5
+        assert resolve_lr(RunSettings(method="spu", backbone="ViT-B-16")).lr == 7.5e-6
 
 
 class TestRay:
@@ -251,7 +285,7 @@ class TestRay:
         long = {"method": "spu", "epochs": 30, "batch_size": 4}
         file = write(tmp_path / "g.yaml", runs=[long])
         planned = read_grid(file)
-        [calm] = run_grid(planned, tmp_path / "calm", jobs=2)
+        [undisturbed] = run_grid(planned, tmp_path / "undisturbed", jobs=2)
         command = [sys.executable, "-m", "dosapp", "grid", str(file), "--engine", "ray"]
         process = subprocess.Popen(
             [*command, "--out", "store", "--json"],
@@ -266,20 +300,20 @@ class TestRay:
             worker = holder(lock)
             assert worker != process.pid
             os.kill(worker, signal.SIGKILL)
-            said, complaint = process.communicate(timeout=300)
+            output, errors = process.communicate(timeout=300)
         finally:
             process.kill()
-        assert process.returncode == 0, complaint
-        [found] = json.loads(said)
-        assert found["weights"] == calm.result.weights
-        assert steps(lock.parent) < 1.5 * steps(tmp_path / "calm" / calm.result.key)
+        assert process.returncode == 0, errors
+        [found] = json.loads(output)
+        assert found["weights"] == undisturbed.result.weights
+        assert steps(lock.parent) < 1.5 * steps(tmp_path / "undisturbed" / undisturbed.result.key)
         assert holder(lock) is None
 
     def test_without_the_package_or_a_cluster_it_is_a_sentence(
         self, tmp_path, small, monkeypatch
     ) -> None:
         monkeypatch.setitem(sys.modules, "ray", None)
-        with pytest.raises(InputError, match=r"pip install 'dosapp\[ray\]'"):
+        with pytest.raises(InputError, match=r"pip install -e '\.\[ray\]'"):
             run_grid([small()], tmp_path, engine="ray")
         monkeypatch.undo()
         pytest.importorskip("ray")

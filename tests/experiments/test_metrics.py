@@ -1,11 +1,11 @@
-"""Numbers a person can check."""
+"""Metrics on matrices that can be checked by hand."""
 
 import numpy as np
 import pytest
 
 from dosapp.experiments.metrics import (
     DEFINITIONS,
-    OF_R,
+    MATRIX_METRICS,
     accuracy,
     average_incremental_accuracy,
     current_task_accuracy,
@@ -34,14 +34,14 @@ def test_the_worked_example() -> None:
     assert previous_tasks(np.array([[10.0, 90.0, 80.0]])) == [60]  # joint training
 
 
-def test_a_task_that_gets_better_has_negative_forgetting() -> None:
+def test_a_task_that_improves_has_negative_forgetting() -> None:
     better = np.array([[50, nan], [60, 90]])
     assert forgetting(better) == -10
-    assert OF_R["forgetting_pycil"](better) == 0
-    assert OF_R["backward_transfer"](better) == 10
+    assert MATRIX_METRICS["forgetting_pycil"](better) == 0
+    assert MATRIX_METRICS["backward_transfer"](better) == 10
 
 
-def test_forgetting_looks_no_earlier_than_the_task() -> None:
+def test_forgetting_ignores_sessions_before_the_task() -> None:
     measured = np.array([[90, 99, 0], [80, 92, 0], [70, 85, 94]], dtype=float)
     assert forgetting(measured) == 13.5
     assert forgetting_renate(measured) == 17  # its maximum includes zero-shot cells
@@ -57,12 +57,13 @@ def test_the_forgetting_matrix() -> None:
 def test_joint_training_has_no_forgetting() -> None:
     once = np.array([[90.0, 80.0]])
     assert accuracy(once) == 85
-    assert all(np.isnan(OF_R[name](once)) for name in OF_R if name.startswith("forgetting"))
+    names = [name for name in MATRIX_METRICS if name.startswith("forgetting")]
+    assert all(np.isnan(MATRIX_METRICS[name](once)) for name in names)
 
 
-def test_forward_transfer_leaves_out_the_first_task() -> None:
+def test_forward_transfer_excludes_the_first_task() -> None:
     assert forward_transfer(np.array([50.0, 60.0, 70.0]), np.array([40.0, 50.0, 50.0])) == 15
 
 
-def test_every_number_has_a_definition() -> None:
-    assert set(OF_R) <= set(DEFINITIONS)
+def test_every_metric_has_a_definition() -> None:
+    assert set(MATRIX_METRICS) <= set(DEFINITIONS)
