@@ -387,7 +387,7 @@ def plot_scaling(scaling: Mapping[str, Any]) -> Figure:
         "classes": ("classes", "step, s"),
         "batch": ("batch", "step, s"),
         "tasks": ("tasks seen", "step ÷ bare forward"),
-        "bytes": ("tasks seen", "memory beyond one model, MB"),
+        "bytes": ("tasks seen", "extra memory, MB"),
     }
     with plt.rc_context(STYLE):
         figure, grid = plt.subplots(2, 2, figsize=(7.2, 5.0), layout="constrained")
