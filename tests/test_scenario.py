@@ -47,6 +47,14 @@ def test_a_template_is_part_of_the_scenario(small) -> None:
             small(template=wrong)
 
 
+def test_a_stream_of_one_class_is_as_long_as_before(scenario) -> None:
+    one_class = scenario.one_class()
+    for t in range(4):
+        assert len(set(one_class.stream_labels(t))) == 1
+        assert len(one_class.stream_labels(t)) == len(scenario.stream_labels(t))
+    assert one_class.hash != scenario.hash
+
+
 def test_halves_are_disjoint_per_class_and_cover_the_test_set(scenario) -> None:
     for task in scenario.tasks:
         unlabelled, test = set(task.unlabelled.keys()), set(task.test.keys())
