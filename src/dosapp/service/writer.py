@@ -83,7 +83,7 @@ class StreamSample:
     time: float  # monotonic
 
 
-class Cancelled(Exception):
+class SessionCancelledError(Exception):
     """A session was cancelled between two steps."""
 
 
@@ -485,13 +485,13 @@ class Writer:
             self._close_interval()
             earlier_classes = self.learner.classes
             if job.cancelled.is_set():
-                raise Cancelled
+                raise SessionCancelledError
             job.state, remarks = "learning", self.learner.session_warnings(job.session)
             accuracy = self._canary_accuracy(earlier_classes)
             for step in self.learner.training_steps(job.session):
                 job.step, job.total_steps, job.loss = step.number, step.total, step.loss
                 if job.cancelled.is_set():
-                    raise Cancelled
+                    raise SessionCancelledError
             measured = self._measure()
             refusal = self.guard.check_session(accuracy, self._canary_accuracy(earlier_classes))
             if refusal is not None:
@@ -501,7 +501,7 @@ class Writer:
             details = {**measured, "who": job.caller}
             job.version = self._append(self._snapshot(), f"learned {names}", details)
             self._set_baseline(measured)
-        except Cancelled:
+        except SessionCancelledError:
             self._undo_session(job, "cancelled", "nothing changed")
         except DosappError as error:
             self._undo_session(job, "failed", str(error))

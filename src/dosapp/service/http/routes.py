@@ -50,6 +50,7 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+PLAIN_TEXT: dict[str, Any] = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 
 router = APIRouter()
 
@@ -327,7 +328,7 @@ async def ready(service: Served) -> ReadyResponse:
     return ReadyResponse(ready=True, version=service.version)
 
 
-@router.get("/metrics", response_class=PlainTextResponse)
+@router.get("/metrics", response_class=Response, responses={200: PLAIN_TEXT})
 async def metrics(request: Request, caller: Predicting, service: Served) -> Response:
     """Prometheus' text format."""
     return PlainTextResponse(request.app.state.metrics.to_text(service.status()))
