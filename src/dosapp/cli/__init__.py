@@ -35,6 +35,7 @@ def main() -> None:
             sys.exit(1)
         err.print(f"dosapp: cannot use '{error.filename}' ({error.strerror})")
         sys.exit(1 if error.errno in (errno.ENOSPC, errno.EIO) else 2)
-    except KeyboardInterrupt:
-        err.print("stopped; the same command continues it (a run with --out needs --resume)")
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == 130:  # typer ends so after Ctrl-C
+            err.print("stopped; the same command continues it (a run with --out needs --resume)")
+        raise
