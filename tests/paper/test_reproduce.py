@@ -206,6 +206,20 @@ class TestDryRun:
         away = replace(SMALL, data={"single": ["nowhere/x"], "long": ["nowhere/x"]})
         assert not any(is_stored for _, is_stored in check_stored(["noise"], away, tmp_path))
 
+    def test_a_missing_backbone_is_looked_for_once_per_dataset(self, monkeypatch) -> None:
+        """And only for runs whose training settings occur in the store: here zero-shot."""
+        searches = []
+
+        def fail(name: str) -> None:
+            searches.append(name)
+            raise InputError("the hub cannot be reached")
+
+        monkeypatch.setattr("dosapp.experiments.plan.load_backbone", fail)
+        results = Path(__file__).parents[2] / "results"
+        checked = check_stored(["main", "time"], Scale.from_name("paper"), results / "foundation")
+        assert not any(is_stored for _, is_stored in checked)
+        assert len(searches) == 5
+
     def test_commands_are_printed_with_what_is_done_as_a_comment(self, tmp_path) -> None:
         results = Path(__file__).parents[2] / "results"
         arguments = ("reproduce", "noise", "--seeds", "0,7", "--dry-run", "--out", results / "tiny")

@@ -7,9 +7,8 @@ backbone and the sizes with which they are run.
 import math
 import shlex
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ from dosapp.backbones.registry import resolve_lr
 from dosapp.errors import DosappError, unknown_name
 from dosapp.experiments.costs import time_sessions
 from dosapp.experiments.grid import parse_seeds
-from dosapp.experiments.plan import plan
+from dosapp.experiments.plan import comparable_settings, plan
 from dosapp.experiments.store import Store
+from dosapp.runtime.files import read_json
 from dosapp.settings import RunSettings, read_yaml
 
 PAPER = Path(__file__).parent
@@ -200,25 +200,35 @@ def check_stored(
         available here counts as missing.
     """
     store, timed = Store(folder), list_timed_runs(scale) if "time" in names else {}
+    files = folder.glob("*/result.json")
+    candidates = {_training_settings(read_json(file)["settings"]) for file in files}
+    unavailable: set[tuple[str, str]] = set()  # looking for a backbone on the hub takes long
 
     def is_stored(run: RunSettings) -> bool:
-        return (store.run_folder(plan(run)) / "result.json").exists()
-
-    def is_timed() -> bool:
-        return time_sessions(timed, folder, measure=False) is not None
-
-    checks: list[tuple[list[RunSettings], Callable[[], bool]]]
-    checks = [([run], partial(is_stored, run)) for run in list_runs(names, scale)]
-    checks += [(list(timed.values()), is_timed)] if timed else []
-    stored = []
-    for runs, check in checks:
+        sources, settings = (run.backbone, run.data), resolve_lr(run).model_dump(mode="json")
+        if sources in unavailable or _training_settings(settings) not in candidates:
+            return False
         try:
-            with warnings.catch_warnings(action="ignore"):  # they are shown when it is computed
-                found = folder.exists() and check()
-        except DosappError:  # its data or backbone is not available
-            found = False
-        stored += [(run, found) for run in runs]
-    return stored
+            return (store.run_folder(plan(run)) / "result.json").exists()
+        except DosappError:
+            unavailable.add(sources)
+            return False
+
+    with warnings.catch_warnings(action="ignore"):  # they are shown when a run is computed
+        stored = [(run, is_stored(run)) for run in list_runs(names, scale)]
+        is_timed = bool(timed) and any(folder.glob("time-*.json"))
+        try:
+            is_timed = is_timed and time_sessions(timed, folder, measure=False) is not None
+        except DosappError:
+            is_timed = False
+    return stored + [(run, is_timed) for run in timed.values()]
+
+
+def _training_settings(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The settings that are part of a result's key as they are: equal keys have them equal."""
+    values = comparable_settings(settings)
+    names = ("method", "adapt", "lr", "weight_decay", "epochs", "batch_size", "stream_batch_size")
+    return settings["seed"], values["buffer_size"], *(values[name] for name in names)
 
 
 def format_command(settings: RunSettings) -> str:
