@@ -193,3 +193,8 @@ def test_an_unknown_name_is_one_sentence(name, option, hint) -> None:
         build(name, {option: 1})
     assert hint in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_hyperparameter_under_both_names_is_one_sentence() -> None:
+    with pytest.raises(InputError, match="top_k is given twice"):
+        build_method("l2p", options={"top_k": 3, "take": 4})

@@ -1,4 +1,4 @@
-"""Methods by name. To add one, write a file and a line here, or use the entry point of a package."""
+"""Methods by name. To add one: a file and a line here, or an entry point of another package."""
 
 import warnings
 from collections.abc import Mapping
@@ -117,6 +117,8 @@ def build_method(
             known = [path.rpartition(".")[2] for cls in halves.values() for path in _spellings(cls)]
             raise unknown_name("setting", name, known, f"dosapp methods {method}")
         for half, path in matches:
+            if path in chosen[half]:
+                raise InputError(f"{path} is given twice, also under another name; give it once")
             chosen[half][path] = value
     built = [_construct(cls, chosen[half]) for half, cls in halves.items()]
     return built[0].then(built[1]) if adapt else built[0]
