@@ -1,4 +1,4 @@
-"""Commands on a learner's folder and on a service, each as people type it."""
+"""Commands on the folder of a learner and on a service."""
 
 import json
 import shutil
@@ -8,30 +8,30 @@ from pathlib import Path
 
 import pytest
 
-from dosapp.drills.service_process import lesson, pictures
+from dosapp.drills.service_process import encode_test_images, zip_session
 from dosapp.learner.learner import Learner
 from dosapp.service.service import open_service
 from dosapp.service.settings import ServiceSettings
 from support.cli import dosapp
-from support.services import at_a_port, taught
+from support.services import save_trained_learner, serve_at_port
 
-ODD = "[/x] fox :cat:"  # neither markup nor an emoji, but somebody's class
+ODD = "[/x] fox :cat:"  # a class name that is neither markup nor an emoji
 
 
 @pytest.fixture(scope="module")
-def made(_loaded, tmp_path_factory):
-    """Two versions: taught, and with a class of an odd name."""
-    folder = tmp_path_factory.mktemp("taught") / "learner"
-    stream = taught(_loaded, folder)
+def saved(loaded_tiny, tmp_path_factory):
+    """A folder with two versions, the second with an odd class name; and the scenario."""
+    folder = tmp_path_factory.mktemp("saved") / "learner"
+    scenario = save_trained_learner(loaded_tiny, folder)
     learner = Learner.load(folder)
     learner.rename(learner.classes[0], ODD)
     learner.save(folder, f"now there is {ODD}")
-    return folder, stream
+    return folder, scenario
 
 
 @pytest.fixture
-def folder(made, tmp_path) -> Path:
-    return Path(shutil.copytree(made[0], tmp_path / "learner"))
+def folder(saved, tmp_path) -> Path:
+    return Path(shutil.copytree(saved[0], tmp_path / "learner"))
 
 
 class TestHistory:
@@ -47,13 +47,13 @@ class TestHistory:
         missing = dosapp("history", "show", folder, 3, code=2).stderr
         assert "has no version 3; it has 1 to 2" in missing
 
-    def test_for_machines(self, folder) -> None:
-        found = json.loads(dosapp("history", "list", folder, "--json").stdout)
-        assert [v["number"] for v in found] == [1, 2]
-        assert found[1] == json.loads(dosapp("history", "show", folder, 2, "--json").stdout)
-        assert found[1]["parent"] == found[0]["checksum"]
-        moved = json.loads(dosapp("history", "diff", folder, 0, 1, "--json").stdout)
-        assert all(one["distance"] > 0 for one in moved)
+    def test_json(self, folder) -> None:
+        versions = json.loads(dosapp("history", "list", folder, "--json").stdout)
+        assert [v["number"] for v in versions] == [1, 2]
+        assert versions[1] == json.loads(dosapp("history", "show", folder, 2, "--json").stdout)
+        assert versions[1]["parent"] == versions[0]["checksum"]
+        diffs = json.loads(dosapp("history", "diff", folder, 0, 1, "--json").stdout)
+        assert all(diff["distance"] > 0 for diff in diffs)
 
     def test_diff(self, folder) -> None:
         rows = dosapp("history", "diff", folder, 0, 1).stdout.splitlines()
@@ -63,8 +63,8 @@ class TestHistory:
         assert same == "versions 1 and 2 are the same\n"
 
     def test_rollback_and_gc(self, folder) -> None:
-        said = dosapp("history", "rollback", folder, 1).stdout
-        assert said == "version 3 is what version 1 was\n"
+        printed = dosapp("history", "rollback", folder, 1).stdout
+        assert printed == "version 3 is a copy of version 1\n"
         assert ODD not in Learner.load(folder).classes
         assert dosapp("history", "gc", folder, "--keep", 1).stdout == "2 version(s) dropped\n"
         assert [v.number for v in Learner.open_history(folder).versions()] == [3]
@@ -77,21 +77,18 @@ class TestHistory:
         assert [row.split()[0] for row in listed.stdout.splitlines()[1:]] == ["1"]
         assert "is torn" in listed.stderr
         back = dosapp("history", "rollback", folder, 1)
-        assert back.stdout == "version 2 is what version 1 was\n"
-        assert "going on from version 1" in back.stderr.replace("\n", " ")
+        assert back.stdout == "version 2 is a copy of version 1\n"
+        assert "continuing from version 1" in back.stderr.replace("\n", " ")
 
 
-def test_new_makes_a_learner_that_knows_nothing(tmp_path) -> None:
+def test_new_creates_a_learner_without_classes(tmp_path) -> None:
     place = tmp_path / "new"
-    said = dosapp("new", place, "--method", "spu", "--rivals").stdout
-    assert said.replace("\n", "") == f"wrote {place}; now: dosapp serve {place}"
+    printed = dosapp("new", place, "--method", "spu", "--all-class-negatives").stdout
+    assert printed == f"wrote {place}; now: dosapp serve {place}\n"
     learner = Learner.load(place)
-    assert (learner.classes, learner.settings.method, learner.settings.all_class_negatives) == (
-        [],
-        "spu",
-        True,
-    )
-    assert "is there already" in dosapp("new", place, code=2).stderr
+    assert learner.classes == []
+    assert (learner.settings.method, learner.settings.all_class_negatives) == ("spu", True)
+    assert "already exists" in dosapp("new", place, code=2).stderr
 
 
 def test_export(folder, tmp_path) -> None:
@@ -117,56 +114,56 @@ def test_tokens(folder) -> None:
     assert "role is 'king'" in dosapp("token", "add", folder, "x", "--role", "king", code=2).stderr
 
 
-def test_everything_a_client_can_say(folder, made, tmp_path, monkeypatch) -> None:
-    """One service, asked and taught by the command line alone, from the first word to the last."""
+def test_every_client_command(folder, saved, tmp_path, monkeypatch) -> None:
+    """One service, used through the command line alone."""
     pytest.importorskip("fastapi")
     pytest.importorskip("uvicorn")
-    stream = made[1]
-    image = tmp_path / "[b]picture.png"
-    image.write_bytes(pictures(stream)[0])
+    scenario = saved[1]
+    image = tmp_path / "[b]image.png"
+    image.write_bytes(encode_test_images(scenario)[0])
     settings: ServiceSettings = ServiceSettings.parse({"threads": 1, "batch_wait": 0.0})
-    with open_service(folder, settings) as service, at_a_port(service) as url:
+    with open_service(folder, settings) as service, serve_at_port(service) as url:
         monkeypatch.setenv("DOSAPP_URL", url)
 
-        def client(*words: object, code: int = 0) -> str:
-            said = dosapp("client", *words, code=code)
-            return said.stderr if code else said.stdout
+        def client(*arguments: object, code: int = 0) -> str:
+            output = dosapp("client", *arguments, code=code)
+            return output.stderr if code else output.stdout
 
         def status() -> dict:
-            found: dict = json.loads(client("status"))
-            return found
+            values: dict = json.loads(client("status"))
+            return values
 
         answer = client("predict", image, "--top", 2, "--no-learn").splitlines()
         assert answer[0].startswith(f"{image}: ")
         assert answer[1] == "version 2"
-        found = json.loads(client("predict", image, "--json"))
-        assert len(found["predictions"][0]["top"]) == 3
+        predicted = json.loads(client("predict", image, "--json"))
+        assert len(predicted["predictions"][0]["top"]) == 3
         assert "cannot be read" in client("predict", tmp_path / "nothing.png", code=2)
 
-        place = tmp_path / "lesson"
-        with zipfile.ZipFile(BytesIO(lesson(stream, 1, range(2), 8))) as archive:
-            archive.extractall(place)
-        assert client("learn", place).startswith("version 3: 2 class(es), 16 picture(s)")
+        session = tmp_path / "session"
+        with zipfile.ZipFile(BytesIO(zip_session(scenario, 1, range(2), 8))) as archive:
+            archive.extractall(session)
+        assert client("learn", session).startswith("version 3: 2 class(es), 16 image(s)")
         assert status()["classes"] == 5
 
-        assert client("correct", image, ODD) == "1 correction(s) wait\n"
-        assert client("correct", image, ODD) == "2 correction(s) wait\n"
-        assert client("forget") == "2 correction(s) forgotten\n"
+        assert client("correct", image, ODD) == "1 correction(s) pending\n"
+        assert client("correct", image, ODD) == "2 correction(s) pending\n"
+        assert client("forget") == "2 correction(s) discarded\n"
         assert "there is nothing to learn" in client("learn", code=2)
         client("correct", image, ODD)
-        said = client("learn").replace("\n", " ")
-        assert said.startswith("version 4: 1 class(es), 1 picture(s)")
-        assert f"a lesson of '{ODD}' alone" in said
+        printed = client("learn").replace("\n", " ")
+        assert printed.startswith("version 4: 1 class(es), 1 image(s)")
+        assert f"a session of '{ODD}' alone" in printed
 
         listed = client("versions").splitlines()
         assert [row.split()[0] for row in listed] == ["1", "2", "3", "4"]
-        assert listed[3].endswith(f"taught {ODD}")
-        assert client("rollback", 2) == "version 5 is what version 2 was\n"
+        assert listed[3].endswith(f"learned {ODD}")
+        assert client("rollback", 2) == "version 5 is a copy of version 2\n"
         assert status()["classes"] == 3
         assert "has no version 99" in client("rollback", 99, code=2)
 
         client("freeze")
-        assert status()["frozen"] == "frozen by anybody"
+        assert status()["frozen"] == "frozen by localhost"
         client("unfreeze")
         assert status()["frozen"] == ""
     assert "no service answers" in client("status", code=2)
