@@ -28,7 +28,7 @@ def loaded_tiny() -> CLIPBackbone:
 @pytest.fixture
 def tiny(loaded_tiny: CLIPBackbone) -> CLIPBackbone:
     """The embedded backbone, with weights of its own."""
-    return loaded_tiny.shared_copy(own=list(loaded_tiny.weights()))
+    return loaded_tiny.shared_copy(unshared=list(loaded_tiny.weights()))
 
 
 @pytest.fixture

@@ -194,7 +194,9 @@ def test_batches_start_anywhere(scenario) -> None:
 
 class TestBadScenarios:
     def test_more_tasks_than_classes(self) -> None:
-        with pytest.raises(InputError, match="tasks is 20, but shapes has 12 classes; give between 1"):
+        with pytest.raises(
+            InputError, match="tasks is 20, but shapes has 12 classes; give between 1"
+        ):
             split_dataset(SHAPES, 20)
 
     def test_a_class_too_small_to_halve(self) -> None:

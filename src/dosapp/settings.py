@@ -121,10 +121,10 @@ class LearnerSettings(Settings):
         False, description="slow the teacher down on a class-skewed stream"
     )
     mask_reactivation: float = Field(
-        0.0, ge=0, lt=1, description="share of the mask lent to entries of past sessions"
+        0.0, ge=0, lt=1, description="share of the mask given to entries of past sessions"
     )
     reactivation_interval: int = Field(
-        10, ge=1, description="stream steps until other entries are lent it"
+        10, ge=1, description="stream steps between two choices of these entries"
     )
 
     device: str = Field("cpu", description="cpu, cuda, mps, or auto")

@@ -1,4 +1,4 @@
-"""The adapter over transformers, held to the library's own answers."""
+"""CLIP of transformers as a backbone, compared with the library's own features."""
 
 import json
 import shutil
@@ -9,8 +9,9 @@ import torch
 from PIL import Image
 
 from dosapp.backbones.base import TowerHooks
-from dosapp.backbones.clip import CLIPBackbone, import_transformers
+from dosapp.backbones.clip import CLIPBackbone, import_transformers, read_preprocessing
 from dosapp.backbones.registry import TINY, load_backbone
+from dosapp.data.preprocess import to_float
 from dosapp.errors import InputError
 from dosapp.functional.masks import top_count
 from dosapp.methods.dualprompt import PrefixPrompts
@@ -18,79 +19,75 @@ from dosapp.methods.l2p import PromptPool
 from support.settings import SHARED, shared_only
 
 
-def test_walking_the_blocks_gives_the_librarys_features(tiny) -> None:
+def test_features_equal_those_of_transformers(tiny) -> None:
     pixels = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    mean, std = (
-        torch.tensor(tiny.processing[k]).view(3, 1, 1) for k in ("image_mean", "image_std")
-    )
     captions = ["a photo of a red plain circle.", "a star.", "one blue striped square in a photo."]
-    words = tiny.tokenizer(captions, padding="max_length", max_length=32, return_tensors="pt")
+    tokens = tiny.tokenizer(captions, padding="max_length", max_length=32, return_tensors="pt")
     with torch.no_grad():
-        theirs = tiny.model(
-            input_ids=words["input_ids"],
-            attention_mask=words["attention_mask"],
-            pixel_values=(pixels - mean) / std,
+        output = tiny.model(
+            input_ids=tokens["input_ids"],
+            attention_mask=tokens["attention_mask"],
+            pixel_values=(pixels - tiny.image_mean) / tiny.image_std,
         )
-        torch.testing.assert_close(tiny.encode_image(pixels), theirs.image_embeds)
-        torch.testing.assert_close(tiny.encode_text(captions), theirs.text_embeds)
+        torch.testing.assert_close(tiny.encode_image(pixels), output.image_embeds)
+        torch.testing.assert_close(tiny.encode_text(captions), output.text_embeds)
 
 
-def test_text_is_cut_to_the_longest_caption(tiny) -> None:
+def test_captions_are_padded_to_the_longest_only(tiny) -> None:
     short, long = "a star.", "one blue striped square in a photo, quite far away."
     alone = tiny.encode_text([short])
     torch.testing.assert_close(tiny.encode_text([short, long])[0], alone[0])
     assert tiny.tokenize([short]).shape[1] < tiny.tokenize([long]).shape[1] <= 32
 
 
-def test_a_common_beginning_is_read_once_and_changes_nothing(tiny) -> None:
-    """Features and gradients, with captions of other lengths and one that is all beginning."""
+def test_a_common_prefix_is_computed_once_and_changes_nothing(tiny) -> None:
+    """Features and gradients, with captions of other lengths and one that is only the prefix."""
     captions = [f"a photo of a {n}." for n in ("red plain circle", "star", "blue star", "heart")]
     captions += ["a photo of a"]
-    name = "text_model.encoder.layers.0.mlp.fc1.weight"
-    weight = tiny.weights()[name].requires_grad_()
-    seen: list[int] = []
+    weight = tiny.weights()["text_model.encoder.layers.0.mlp.fc1.weight"].requires_grad_()
+    counts: list[int] = []
     hook = tiny.model.text_model.encoder.layers[0].mlp.fc1.register_forward_hook(
-        lambda module, given, made: seen.append(made.shape[0] * made.shape[1])
+        lambda module, inputs, output: counts.append(output.shape[0] * output.shape[1])
     )
     alone = torch.cat([tiny.encode_text([caption]) for caption in captions])
-    apart, together = sum(seen), tiny.encode_text(captions)
+    apart, together = sum(counts), tiny.encode_text(captions)
     hook.remove()
     torch.testing.assert_close(together, alone)
-    room = tiny.tokenize(captions).numel()
-    assert sum(seen) - apart == room - 5 * len(captions) + 5  # start and four words, once
+    padded = tiny.tokenize(captions).numel()
+    assert sum(counts) - apart == padded - 5 * len(captions) + 5  # start and four words, once
     direction = torch.randn_like(alone)
     grads = [torch.autograd.grad((f * direction).sum(), weight)[0] for f in (alone, together)]
     torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-4)
 
 
-def test_what_has_begun_ends_with_the_same_features(tiny) -> None:
-    """Pictures and captions through the trunk, also where a method adds something on the way."""
+def test_the_output_of_the_trunk_gives_the_same_features(tiny) -> None:
+    """Images and captions, also with prompts that a method adds."""
     pixels = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     captions = [f"a photo of a {n}." for n in ("red plain circle", "star", "blue star", "heart")]
-    begun, words = tiny.encode_image_trunk(pixels), tiny.encode_text_trunk(captions)
-    assert torch.equal(tiny.encode_image(begun), tiny.encode_image(pixels))
-    assert torch.equal(tiny.encode_text(words), tiny.encode_text(captions))
-    more = TowerHooks(torch.randn(3, 5, 128))
-    assert torch.equal(tiny.encode_image(begun, more), tiny.encode_image(pixels, more))
+    images, texts = tiny.encode_image_trunk(pixels), tiny.encode_text_trunk(captions)
+    assert torch.equal(tiny.encode_image(images), tiny.encode_image(pixels))
+    assert torch.equal(tiny.encode_text(texts), tiny.encode_text(captions))
+    hooks = TowerHooks(torch.randn(3, 5, 128))
+    assert torch.equal(tiny.encode_image(images, hooks), tiny.encode_image(pixels, hooks))
     pool = PromptPool(tiny, pool_size=4, prompt_length=2, top_k=2)
     layers = {"g_prompt_layers": 1, "e_prompt_layers": 1}
     for wrapped in (pool, PrefixPrompts(tiny, pool_size=2, prompt_length=3, **layers)):
-        begun = wrapped.encode_image_trunk(pixels)
-        assert torch.equal(wrapped.encode_image(begun), wrapped.encode_image(pixels))
+        images = wrapped.encode_image_trunk(pixels)
+        assert torch.equal(wrapped.encode_image(images), wrapped.encode_image(pixels))
 
 
-def test_only_what_is_read_thinks_in_the_last_block(tiny) -> None:
-    seen: list[tuple[int, ...]] = []
+def test_the_last_block_computes_only_the_token_that_is_read(tiny) -> None:
+    shapes: list[tuple[int, ...]] = []
     for tower in (tiny.model.vision_model, tiny.model.text_model):
         tower.encoder.layers[-1].mlp.fc1.register_forward_hook(
-            lambda module, given, made: seen.append(tuple(made.shape[:2]))
+            lambda module, inputs, output: shapes.append(tuple(output.shape[:2]))
         )
     tiny.encode_image(torch.rand(3, 3, 32, 32))
     tiny.encode_text([f"a photo of a {n}." for n in ("star", "blue star", "heart", "car", "dog")])
-    assert seen == [(3, 1), (5, 1)]
+    assert shapes == [(3, 1), (5, 1)]
 
 
-def test_prompts_join_the_patches(tiny) -> None:
+def test_prompts_are_tokens_beside_the_patches(tiny) -> None:
     pixels = torch.rand(2, 3, 32, 32)
     plain = tiny.encode_image(pixels)
     prompted = tiny.encode_image(pixels, TowerHooks(torch.randn(2, 5, 128)))
@@ -99,24 +96,24 @@ def test_prompts_join_the_patches(tiny) -> None:
 
 
 def test_vit_b_16_has_24_candidates_and_4_089_432_selected_weights() -> None:
-    library = import_transformers()
-    config = library.CLIPConfig(
+    transformers = import_transformers()
+    config = transformers.CLIPConfig(
         text_config={"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8},
         vision_config={"hidden_size": 768, "intermediate_size": 3072, "patch_size": 16},
         projection_dim=512,
     )
     with torch.device("meta"):
-        model = library.CLIPModel(config)
+        model = transformers.CLIPModel(config)
     candidates = {n: w for n, w in model.named_parameters() if n.endswith(".mlp.fc1.weight")}
-    net = CLIPBackbone.__new__(CLIPBackbone)
-    net.model = model
-    assert set(net.first_mlp_weights()) == set(candidates)
-    assert len(net.first_mlp_weights()) == 24
-    assert sum(w.numel() for w in net.first_mlp_weights().values()) == 40_894_464
-    assert sum(top_count(0.1, w.numel()) for w in net.first_mlp_weights().values()) == 4_089_432
+    backbone = CLIPBackbone(model, None, read_preprocessing(str(TINY)), "ViT-B-16")
+    weights = backbone.first_mlp_weights()
+    assert set(weights) == set(candidates)
+    assert len(weights) == 24
+    assert sum(w.numel() for w in weights.values()) == 40_894_464
+    assert sum(top_count(0.1, w.numel()) for w in weights.values()) == 4_089_432
 
 
-def test_names_never_seen_still_get_different_features(tiny) -> None:
+def test_unknown_class_names_get_different_features(tiny) -> None:
     features = tiny.encode_text(
         ["a photo of a zebra.", "a photo of a tractor.", "a photo of Ωμέγα."]
     )
@@ -128,26 +125,23 @@ def test_the_embedded_model_is_small_and_complete() -> None:
     assert load_backbone("tiny").fingerprint() == load_backbone(str(TINY)).fingerprint()
 
 
-def test_pictures_are_prepared_like_the_librarys_processor(tiny) -> None:
+def test_preprocessing_equals_that_of_transformers(tiny) -> None:
     data = torch.randint(0, 255, (47, 61, 3), generator=torch.Generator().manual_seed(1))
     image = Image.fromarray(data.to(torch.uint8).numpy())
-    written = json.loads((TINY / "preprocessor_config.json").read_text())
-    processor = import_transformers().CLIPImageProcessorPil(**written)
-    theirs = processor(images=image, return_tensors="pt")["pixel_values"][0]
-    mean, std = (
-        torch.tensor(tiny.processing[k]).view(3, 1, 1) for k in ("image_mean", "image_std")
-    )
-    ours = (tiny.preprocess(image).float() / 255 - mean) / std
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    config = json.loads((TINY / "preprocessor_config.json").read_text())
+    processor = import_transformers().CLIPImageProcessorPil(**config)
+    expected = processor(images=image, return_tensors="pt")["pixel_values"][0]
+    pixels = (to_float(tiny.preprocess(image)) - tiny.image_mean) / tiny.image_std
+    torch.testing.assert_close(pixels, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_grey_and_transparent_pictures_become_rgb(tiny) -> None:
+def test_grey_and_transparent_images_become_rgb(tiny) -> None:
     for mode in ("L", "RGBA", "P", "1"):
         assert tiny.preprocess(Image.new(mode, (40, 50))).shape == (3, 32, 32)
 
 
 @pytest.mark.parametrize("name", ["ViT-B/16", "ViT-L-14", "no-such-org/no-such-model"])
-def test_a_model_that_is_not_there_is_one_sentence(name: str) -> None:
+def test_a_model_that_does_not_exist_is_one_sentence(name: str) -> None:
     with pytest.raises(InputError, match="could not be loaded") as error:
         load_backbone(name)
     assert "save_pretrained" in str(error.value)
@@ -158,8 +152,8 @@ def test_a_folder_without_a_model_is_one_sentence(tmp_path: Path) -> None:
         load_backbone(str(tmp_path))
 
 
-def test_torn_weights_are_one_sentence(tmp_path: Path) -> None:
-    folder = tmp_path / "torn"
+def test_truncated_weights_are_one_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "truncated"
     shutil.copytree(TINY, folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
@@ -167,9 +161,11 @@ def test_torn_weights_are_one_sentence(tmp_path: Path) -> None:
         load_backbone(str(folder))
 
 
-def test_the_fingerprint_sees_weights_activation_and_preprocessing(tiny, tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_weights_activation_and_preprocessing(
+    tiny, tmp_path: Path
+) -> None:
     first = tiny.fingerprint()
-    other = tiny.shared_copy(own=list(tiny.weights()))
+    other = tiny.shared_copy(unshared=list(tiny.weights()))
     with torch.no_grad():
         other.weights()["logit_scale"].add_(1e-6)
     assert other.fingerprint() != first
@@ -179,6 +175,8 @@ def test_the_fingerprint_sees_weights_activation_and_preprocessing(tiny, tmp_pat
     config["vision_config"]["hidden_act"] = "gelu"
     (folder / "config.json").write_text(json.dumps(config))
     assert load_backbone(str(folder)).fingerprint() != first
+    processing = {**tiny.processing, "resample": 2}
+    assert CLIPBackbone(tiny.model, tiny.tokenizer, processing, "x").fingerprint() != first
 
 
 @pytest.mark.parametrize("kind", ["old", "nested", "bare"])
@@ -186,18 +184,18 @@ def test_every_kind_of_processor_file_is_read(tmp_path: Path, kind: str) -> None
     folder = tmp_path / kind
     shutil.copytree(TINY, folder)
     file = folder / "preprocessor_config.json"
-    written = json.loads(file.read_text())
+    config = json.loads(file.read_text())
     if kind == "old":  # sizes as plain numbers, as OpenAI's models have them
-        file.write_text(json.dumps(written | {"size": 32, "crop_size": 32}))
+        file.write_text(json.dumps(config | {"size": 32, "crop_size": 32}))
     elif kind == "bare":  # no mean and std: CLIP's
         file.write_text(json.dumps({"size": {"shortest_edge": 32}}))
     else:
         file.unlink()
-        nested = {"image_processor": written, "processor_class": "CLIPProcessor"}
+        nested = {"image_processor": config, "processor_class": "CLIPProcessor"}
         (folder / "processor_config.json").write_text(json.dumps(nested))
-    net = load_backbone(str(folder))
-    assert net.fingerprint() == load_backbone("tiny").fingerprint()
-    assert net.preprocess(Image.new("RGB", (50, 40))).shape == (3, 32, 32)
+    backbone = load_backbone(str(folder))
+    assert backbone.fingerprint() == load_backbone("tiny").fingerprint()
+    assert backbone.preprocess(Image.new("RGB", (50, 40))).shape == (3, 32, 32)
 
 
 def test_a_misspelt_backbone_suggests_the_nearest() -> None:
@@ -207,7 +205,7 @@ def test_a_misspelt_backbone_suggests_the_nearest() -> None:
 
 @shared_only
 def test_real_small_loads_like_any_folder() -> None:
-    net = load_backbone(str(SHARED / "backbones" / "real-small"))
-    assert net.image_size == 64
-    assert net.encode_image(torch.rand(2, 3, 64, 64)).shape[0] == 2
-    assert len(net.first_mlp_weights()) == 9
+    backbone = load_backbone(str(SHARED / "backbones" / "real-small"))
+    assert backbone.image_size == 64
+    assert backbone.encode_image(torch.rand(2, 3, 64, 64)).shape[0] == 2
+    assert len(backbone.first_mlp_weights()) == 9

@@ -14,7 +14,7 @@ from dosapp.backbones.registry import TINY
 from dosapp.errors import InputError
 from dosapp.experiments.plan import plan
 from dosapp.experiments.result import Result
-from dosapp.experiments.run import EVERY, RunCallback, run
+from dosapp.experiments.run import CHECKPOINT_INTERVAL, RunCallback, run
 from dosapp.experiments.store import Store, read_results
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import lock_folder
@@ -202,7 +202,7 @@ def test_killed_at_any_step_it_ends_with_the_same_bytes(uninterrupted, tmp_path)
         "stream 1",
     }
     for end in ends:
-        assert 0 <= place[done[end - 1]] + 1 - place[done[end]] <= EVERY
+        assert 0 <= place[done[end - 1]] + 1 - place[done[end]] <= CHECKPOINT_INTERVAL
     result = Result.read(folder)
     assert result.weights == uninterrupted.weights
     assert json.dumps(result.metrics) == json.dumps(uninterrupted.metrics)
@@ -229,14 +229,14 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(uninterrupted, tmp_pat
 
 
 def test_a_run_whose_checkpoint_is_lost_begins_again(small, tmp_path) -> None:
-    class Killed(Exception): ...
+    class KilledError(Exception): ...
 
     class Stop(RunCallback):
         def on_evaluation(self, session: int, row: list[float]) -> None:
-            raise Killed
+            raise KilledError
 
-    with pytest.raises(Killed):
-        run(small(), tmp_path / "x", watch=Stop())
+    with pytest.raises(KilledError):
+        run(small(), tmp_path / "x", callback=Stop())
     (tmp_path / "x" / "learner" / "working.safetensors").unlink()
     with pytest.warns(UserWarning, match="does not exist; the run begins again"):
         again = run(small(), tmp_path / "x", resume=True)

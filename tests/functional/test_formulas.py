@@ -130,7 +130,7 @@ class TestMAS:
 
     def test_a_stronger_pull_moves_less(self, small, tiny) -> None:
         def way(strength: float) -> float:
-            net = tiny.shared_copy(own=list(tiny.weights()))
+            net = tiny.shared_copy(unshared=list(tiny.weights()))
             learner, _ = method_checks.lived(
                 small(method="mas", options={"strength": strength}), net, 1
             )
@@ -176,7 +176,7 @@ class TestEATA:
         learner.learn(session)
         method, name = learner.method.unlabelled, "vision_model.post_layernorm.weight"
         weight = tiny.weights()[name].requires_grad_(True)
-        logits = learner.student.image_logits(session.train.read(range(len(session.train))))
+        logits = learner.student.scaled_image_logits(session.train.read(range(len(session.train))))
         loss = torch.nn.functional.cross_entropy(logits, logits.argmax(1))
         (grad,) = torch.autograd.grad(loss, weight)
         torch.testing.assert_close(method.fisher[name], grad.square())

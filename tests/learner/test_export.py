@@ -22,7 +22,7 @@ def adapted(trained):
         learner.adapt(pixels)
     pixels = scenario.tasks[0].test.read(range(5))
     _, expert = learner.answering_expert
-    return learner, pixels, learner.logits(pixels, expert)
+    return learner, pixels, learner.cosine_logits(pixels, expert)
 
 
 def test_transformers_alone_gives_the_same_logits(adapted, tmp_path) -> None:
@@ -88,7 +88,7 @@ def test_what_cannot_be_exported_is_an_input_error(adapted, small, tiny, tmp_pat
     (tmp_path / "full" / "letter.txt").write_text("dear")
     with pytest.raises(InputError, match="is not empty"):
         export(learner, tmp_path / "full")
-    own = tiny.shared_copy(own=list(tiny.weights()))
+    own = tiny.shared_copy(unshared=list(tiny.weights()))
     ensemble = Learner(small(method="spu", adapt="rmt").learner(), own)
     ensemble.learn(build_scenario(small(), tiny.preprocess).session(0))
     with pytest.raises(InputError, match="more than one CLIP model"):

@@ -23,7 +23,7 @@ def test_training_raises_the_accuracy(small, tiny) -> None:
         return sum(a == b for a, b in zip(labels, truth, strict=True)) / len(truth)
 
     before = Learner(
-        small(method="zero-shot").learner(), tiny.shared_copy(own=list(tiny.weights()))
+        small(method="zero-shot").learner(), tiny.shared_copy(unshared=list(tiny.weights()))
     )
     before.learn(scenario.session(0))
     after = Learner(settings.learner(), tiny)
@@ -122,7 +122,7 @@ class TestLearn:
         settings = small(epochs=3, buffer_size=6)
         session = build_scenario(settings, tiny.preprocess).session(0)
         whole, first, second = (
-            Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
+            Learner(settings.learner(), tiny.shared_copy(unshared=list(tiny.weights())))
             for _ in range(3)
         )
         whole.learn(session)
@@ -138,7 +138,7 @@ class TestLearn:
         settings = small()
         session = build_scenario(settings, tiny.preprocess).session(0)
         whole, first, second = (
-            Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
+            Learner(settings.learner(), tiny.shared_copy(unshared=list(tiny.weights())))
             for _ in range(3)
         )
         whole.learn(session)
@@ -154,7 +154,7 @@ class TestLearn:
         losses = []
         for negatives in (False, True):
             settings = small(method=method, all_class_negatives=negatives, epochs=1)
-            backbone = tiny.shared_copy(own=list(tiny.weights()))
+            backbone = tiny.shared_copy(unshared=list(tiny.weights()))
             learner = Learner(settings.learner(), backbone)
             session = build_scenario(settings, tiny.preprocess).session(0)
             learner.learn(session)

@@ -34,7 +34,7 @@ def train(small, tiny):
 
     def make(sessions: int = 1, **changes: object):
         settings = small(**{"method": "dosapp", **changes})
-        learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
+        learner = Learner(settings.learner(), tiny.shared_copy(unshared=list(tiny.weights())))
         scenario = build_scenario(settings, tiny.preprocess)
         for t in range(sessions):
             learner.learn(scenario.session(t))
@@ -73,7 +73,7 @@ class TestConfidenceGate:
         student = learner.student
         confidence = torch.stack(
             [
-                (expert.logit_scale * student.logits(pixels, expert)).softmax(1).max(1).values
+                (expert.logit_scale * student.cosine_logits(pixels, expert)).softmax(1).max(1).values
                 for expert in learner.method.experts(student).values()
             ]
         ).max(0).values  # fmt: skip
@@ -115,7 +115,7 @@ class TestConfidenceGate:
 class TestEntropyScaling:
     def test_the_factor_is_one_minus_the_share_of_the_maximal_entropy(self, train) -> None:
         learner, pixels = train(entropy_lr_scaling=True, method="spu", adapt="self-training")
-        logits = learner.student.backbone.logit_scale * learner.student.logits(pixels)
+        logits = learner.student.backbone.logit_scale * learner.student.cosine_logits(pixels)
         p = logits.detach().softmax(1)
         by_hand = 1 - float(-(p * p.log()).sum(1).mean()) / math.log(3)
         check = learner.mitigations.check_batch(learner.student, learner.method, pixels)

@@ -42,7 +42,7 @@ class TestSave:
         self, trained, learner_settings, tmp_path, tiny
     ) -> None:
         trained[0].save(tmp_path / "x")
-        own = tiny.shared_copy(own=list(tiny.weights()))
+        own = tiny.shared_copy(unshared=list(tiny.weights()))
         other = Learner(learner_settings(method="flyp"), own)
         with pytest.raises(InputError, match="other settings; save elsewhere"):
             other.save(tmp_path / "x")
@@ -119,7 +119,7 @@ class TestLoad:
     def test_another_backbone_is_refused(self, trained, tmp_path, tiny) -> None:
         learner, _ = trained
         learner.save(tmp_path / "x")
-        other = tiny.shared_copy(own=list(tiny.weights()))
+        other = tiny.shared_copy(unshared=list(tiny.weights()))
         with torch.no_grad():
             other.weights()["logit_scale"].add_(0.5)
         with pytest.raises(InputError, match="backbone with fingerprint"):
@@ -316,7 +316,7 @@ def test_a_learner_at_a_state_predicts_the_same_and_shares_untrained_weights(tra
     assert copy.predict(pixels) == learner.predict(pixels)
     pretrained, copied = learner.pretrained.weights(), copy.student.backbone.weights()
     own = {name for name in pretrained if pretrained[name] is not copied[name]}
-    assert own == learner.student.trained_names
+    assert own == learner.student.ever_selected
     before = copy.digest()
     learner.adapt(pixels)
     assert copy.digest() == before != learner.digest()

@@ -33,7 +33,7 @@ def adapting(small, tiny):
 
     def make(adapt: str, method: str = "spu", **changes: object):
         settings = small(method=method, adapt=adapt, **changes)
-        learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
+        learner = Learner(settings.learner(), tiny.shared_copy(unshared=list(tiny.weights())))
         scenario = build_scenario(settings, tiny.preprocess)
         learner.learn(scenario.session(0))
         return learner, learner.method.unlabelled, scenario.session(1).unlabelled.read(range(8))
@@ -63,7 +63,7 @@ class TestRMT:
         learner, method, pixels = adapting("rmt")
         student = learner.student
         net, texts = student.backbone, student.encode_captions()
-        old = method.teacher.logit_scale * student.logits(pixels, method.teacher)
+        old = method.teacher.logit_scale * student.cosine_logits(pixels, method.teacher)
         images = net.encode_image(pixels)
         augmented = net.encode_image(augment(pixels, student.rng("rmt")))
         cross_entropies = sum(
@@ -91,7 +91,7 @@ class TestRMT:
         learner.adapt(pixels)
         experts = method.experts(learner.student)
         assert list(experts) == ["ensemble", "teacher", "student"]
-        both, teacher, student = (learner.logits(pixels, e) for e in experts.values())
+        both, teacher, student = (learner.cosine_logits(pixels, e) for e in experts.values())
         torch.testing.assert_close(both, (teacher + student) / 2)
         assert isinstance(experts["ensemble"], Ensemble)
         assert not torch.allclose(teacher, student)
@@ -198,7 +198,7 @@ class TestNOTE:
     ) -> None:
         learner, method, pixels = adapting("note")
         loss = method.stream_loss(learner.student, pixels).loss.item()
-        logits = learner.student.image_logits(torch.stack(method.reservoir.images))
+        logits = learner.student.scaled_image_logits(torch.stack(method.reservoir.images))
         p = logits.detach().softmax(1)
         assert loss == pytest.approx(float(-(p * p.log()).sum(1).mean() / 3), rel=1e-4)
 

@@ -161,7 +161,7 @@ class TestL2P:
         learner, _ = begun("l2p", 2)
         after = learner.student.backbone.weights()
         assert all(torch.equal(after[n], w) for n, w in before.items())
-        assert learner.student.trained_names == {"l2p.prompts", "l2p.keys"}
+        assert learner.student.ever_selected == {"l2p.prompts", "l2p.keys"}
 
     def test_top_k_is_at_most_the_pool_size(self, learner_settings) -> None:
         with pytest.raises(InputError, match="cannot select top_k 5 of 3 prompts"):

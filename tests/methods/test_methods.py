@@ -192,7 +192,7 @@ class TestDoSAPP:
     def test_an_update_per_session_leaves_the_teacher_further_behind(self, small, tiny) -> None:
         def distance(interval: str) -> float:
             settings = small(method="dosapp", options={"interval": interval})
-            net = tiny.shared_copy(own=list(tiny.weights()))
+            net = tiny.shared_copy(unshared=list(tiny.weights()))
             learner = Learner(settings.learner(), net)
             learner.learn(build_scenario(settings, net.preprocess).session(0))
             student, teacher = net.weights(), learner.method.teacher.weights()

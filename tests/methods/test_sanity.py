@@ -93,7 +93,7 @@ class TestRegularisers:
 
     def after_one_session(self, tiny, **changes: object) -> tuple[Learner, object]:
         settings = RunSettings(classes=20, tasks=2, epochs=3, lr=1e-4, **changes)
-        learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
+        learner = Learner(settings.learner(), tiny.shared_copy(unshared=list(tiny.weights())))
         scenario = build_scenario(settings, tiny.preprocess)
         learner.learn(scenario.session(0))
         return learner, scenario.session(1)
@@ -143,7 +143,7 @@ class TestRestoration:
         settings = RunSettings(
             method="spu", adapt=adapt, classes=10, tasks=1, epochs=2, lr=1e-3, options=options
         )
-        learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
+        learner = Learner(settings.learner(), tiny.shared_copy(unshared=list(tiny.weights())))
         session = build_scenario(settings, tiny.preprocess).session(0)
         learner.learn(session)
         weights = learner.student.backbone.first_mlp_weights()
@@ -176,7 +176,7 @@ class TestRestoration:
             lr=1e-3,
             options={"lambda_ce_trg": 0.0},
         )
-        learner = Learner(settings.learner(), tiny.shared_copy(own=list(tiny.weights())))
+        learner = Learner(settings.learner(), tiny.shared_copy(unshared=list(tiny.weights())))
         session = build_scenario(settings, tiny.preprocess).session(0)
         learner.learn(session)
         method, student = learner.method.unlabelled, learner.student

@@ -86,7 +86,7 @@ def max_confidences(learner: Learner, images: list[bytes]) -> list[float]:
     )
     experts = learner.method.experts(learner.student).values()
     logits = torch.stack(
-        [expert.logit_scale * learner.logits(pixels, expert) for expert in experts]
+        [expert.logit_scale * learner.cosine_logits(pixels, expert) for expert in experts]
     )
     confidences: list[float] = logits.softmax(dim=2).amax(dim=(0, 2)).tolist()
     return confidences
@@ -107,6 +107,14 @@ def finished(client, answer) -> dict:
         lambda: client.get(f"/jobs/{job['id']}").json()["state"] not in ("waiting", "learning")
     )
     return client.get(f"/jobs/{job['id']}").json()
+
+
+def test_settings_have_their_old_names_too() -> None:
+    values = {
+        old: ServiceSettings().model_dump()[new] for old, new in ServiceSettings.aliases.items()
+    }
+    assert ServiceSettings.parse(values) == ServiceSettings()
+    assert ServiceSettings.parse({"adapt_batch": 8, "lessons": "x"}).adapt_batch_size == 8
 
 
 class TestPredict:
@@ -342,6 +350,14 @@ class TestStream:
                 client.post("/predict?learn=false", files=files(images_of(scenario)))
             assert service.writer.waiting == 0
         assert Learner.open_history(folder).head == 1
+
+    def test_images_of_a_cancelled_request_do_not_join_the_stream(self, folder, scenario) -> None:
+        pixels = scenario.tasks[0].test.read(range(4))
+        with served(folder, batch_size=4, batch_wait=60.0) as service:
+            cancelled = service.predict(pixels[:2])
+            assert cancelled.cancel()
+            assert len(service.predict(pixels[2:]).result(30).predictions) == 2
+            assert (service.answered, service.writer.waiting) == (2, 2)
 
     def test_steps_of_an_unfinished_interval_are_saved_at_the_end(self, folder, scenario) -> None:
         with served(folder, interval=100) as service, connect(build_app(service)) as client:

@@ -61,7 +61,7 @@ def test_entries_outside_the_mask_stay_bit_identical_under_adamw_with_decay(stud
 
 def test_a_masked_step_equals_dense_adamw_on_the_selected_entries(student, tiny) -> None:
     selection = random_selection(student)
-    dense = Student(tiny.shared_copy(own=list(tiny.weights())))
+    dense = Student(tiny.shared_copy(unshared=list(tiny.weights())))
     dense.text_head.add_classes(NAMES, Prompts())
     reference = {n: w.requires_grad_(True) for n, w in dense.backbone.first_mlp_weights().items()}
     optimizer = torch.optim.AdamW(reference.values(), lr=1e-2, weight_decay=0.2)
@@ -96,13 +96,13 @@ def test_indices_are_small_and_stored_once(student) -> None:
     student.set_trainable(random_selection(student))
     for name, parameter in student.trainable.items():
         assert parameter.indices.dtype == torch.int32
-        assert student.differing[name] is parameter.indices
+        assert student.differing_indices[name] is parameter.indices
     student.set_trainable(random_selection(student, 0.05))  # inside the first
     for name, parameter in student.trainable.items():
-        assert len(student.differing[name]) > len(parameter.indices)
+        assert len(student.differing_indices[name]) > len(parameter.indices)
     student.set_trainable(random_selection(student))
     for name, parameter in student.trainable.items():
-        assert student.differing[name] is parameter.indices
+        assert student.differing_indices[name] is parameter.indices
 
 
 def test_frozen_tensors_get_no_gradient(student) -> None:
@@ -166,9 +166,9 @@ def test_updating_only_differing_entries_gives_the_bits_of_equation_3(student) -
         student.set_trainable(selection)
         if turn == 2:
             student.assign(copy_weights(student.backbone))  # copies could differ anywhere now
-            assert all(indices is None for indices in student.differing.values())
+            assert all(indices is None for indices in student.differing_indices.values())
             student.find_differences()
-        indices = student.differing[selection.names[0]]
+        indices = student.differing_indices[selection.names[0]]
         assert 0 < len(indices) < 0.15 * expected[selection.names[0]].numel()
         student.step(student.clip_loss(*make_batch()))
         student.ema_update(teacher, active=0.8, frozen=0.99)
@@ -197,7 +197,7 @@ def test_two_experts_share_a_forward_pass_of_an_equal_trunk(student, weights, ti
     result = method.stream_loss(student, pixels)
     assert rows == [len(pixels), len(NAMES)] * times
     of_student, of_teacher = (
-        student.logits(pixels, expert) for expert in (student.backbone, method.teacher)
+        student.cosine_logits(pixels, expert) for expert in (student.backbone, method.teacher)
     )
     assert torch.equal(result.labels, max_logit_labels(of_teacher, of_student))
     images, texts = student.backbone.encode_image(pixels), student.encode_captions()

@@ -17,7 +17,7 @@ def lived(settings: RunSettings, net: CLIPBackbone, sessions: int = 2) -> tuple[
     """A learner after so many sessions of learning and adapting."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        learner = Learner(settings.learner(), net.shared_copy(own=list(net.weights())))
+        learner = Learner(settings.learner(), net.shared_copy(unshared=list(net.weights())))
     stream = build_scenario(settings, net.preprocess)
     for t in range(sessions):
         session = stream.session(t)

@@ -69,7 +69,7 @@ def trained(net: CLIPBackbone, **changes: object) -> tuple[Learner, object]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         settings = RunSettings.parse({**SETTINGS, **changes})
-        learner = Learner(settings.learner(), net.shared_copy(own=list(net.weights())))
+        learner = Learner(settings.learner(), net.shared_copy(unshared=list(net.weights())))
         stream = build_scenario(settings, net.preprocess)
         for t in range(2):
             session = stream.session(t)

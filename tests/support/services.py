@@ -19,7 +19,7 @@ from support.settings import SMALL
 def save_trained_learner(backbone: CLIPBackbone, folder: Path, **changes: object) -> Scenario:
     """Train the first three of six classes, save the learner, and return the scenario."""
     settings: RunSettings = RunSettings.parse({**SMALL, **changes})
-    learner = Learner(settings.learner(), backbone.shared_copy(own=list(backbone.weights())))
+    learner = Learner(settings.learner(), backbone.shared_copy(unshared=list(backbone.weights())))
     scenario = build_scenario(settings, backbone.preprocess)
     learner.learn(scenario.session(0))
     learner.save(folder, "trained for the tests")

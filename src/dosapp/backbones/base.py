@@ -143,11 +143,11 @@ class Backbone(Protocol):
 
     # Copies
 
-    def shared_copy(self, own: Collection[str] = ()) -> "Backbone":
-        """A copy that shares all tensors except the weights named in `own`."""
+    def shared_copy(self, unshared: Collection[str] = ()) -> "Backbone":
+        """A copy that shares all tensors except the weights named in `unshared`."""
 
-    def materialize(self, names: Collection[str]) -> None:
-        """Stop sharing these weights: replace them by copies."""
+    def unshare(self, names: Collection[str]) -> None:
+        """Stop sharing these weights with other copies: give them tensors of their own."""
 
     def fingerprint(self) -> str:
         """A checksum of the weights and of everything that decides what they compute."""

@@ -263,14 +263,14 @@ class CLIPBackbone:
             for name in (f"vision_model.{norm}.weight", f"vision_model.{norm}.bias")
         }
 
-    def shared_copy(self, own: Collection[str] = ()) -> "CLIPBackbone":
+    def shared_copy(self, unshared: Collection[str] = ()) -> "CLIPBackbone":
         tensors = [*self.model.parameters(), *self.model.buffers()]
         other = copy.copy(self)
         other.model = copy.deepcopy(self.model, {id(tensor): tensor for tensor in tensors})
-        other.materialize(own)
+        other.unshare(unshared)
         return other
 
-    def materialize(self, names: Collection[str]) -> None:
+    def unshare(self, names: Collection[str]) -> None:
         for name in names:
             module_name, _, leaf = name.rpartition(".")
             module = self.model.get_submodule(module_name)

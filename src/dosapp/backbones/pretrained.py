@@ -30,7 +30,7 @@ class PretrainedBackbone:
             )
         return backbone
 
-    def state_tensor(self, key: str) -> Tensor | None:
+    def initial_tensor(self, key: str) -> Tensor | None:
         """A tensor of a learner's state before any training: the base of its history."""
         role, _, name = key.partition("/")
         if role in ("method", "mask", "caution"):

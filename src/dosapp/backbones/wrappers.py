@@ -89,18 +89,18 @@ class BackboneWrapper:
     def image_norm_weights(self) -> Weights:
         return self.inner.image_norm_weights()
 
-    def shared_copy(self: W, own: Collection[str] = ()) -> W:
+    def shared_copy(self: W, unshared: Collection[str] = ()) -> W:
         other = copy.copy(self)
-        other.inner = self.inner.shared_copy([name for name in own if name not in self.added])
+        other.inner = self.inner.shared_copy([name for name in unshared if name not in self.added])
         other.added = dict(self.added)
-        other._materialize_added(own)
+        other._unshare_added(unshared)
         return other
 
-    def materialize(self, names: Collection[str]) -> None:
-        self.inner.materialize([name for name in names if name not in self.added])
-        self._materialize_added(names)
+    def unshare(self, names: Collection[str]) -> None:
+        self.inner.unshare([name for name in names if name not in self.added])
+        self._unshare_added(names)
 
-    def _materialize_added(self, names: Collection[str]) -> None:
+    def _unshare_added(self, names: Collection[str]) -> None:
         for name in self.added.keys() & set(names):
             value = self.added[name].detach().clone()
             self.added[name] = nn.Parameter(value, requires_grad=False)

@@ -88,7 +88,7 @@ class Evaluator:
         self, expert: Expert, test: LabelledImages, prompts: Mapping[str, Prompts]
     ) -> Rows:
         batches = (
-            self.learner.logits(pixels, expert, prompts).argmax(dim=1)
+            self.learner.cosine_logits(pixels, expert, prompts).argmax(dim=1)
             for pixels in test.batches(EVAL_BATCH_SIZE)
         )
         predicted: Rows = torch.cat(list(batches)).cpu().numpy()

@@ -81,40 +81,42 @@ def merge_scores(merged: Scores, scores: Scores, mask: Mask, how: Merge = "max")
 
 
 def reactivate_entries(
-    mask: Mask, scores: Scores, owner: Mapping[str, Tensor], fraction: float, turn: int
+    mask: Mask, scores: Scores, source_session: Mapping[str, Tensor], fraction: float, rotation: int
 ) -> Mask:
-    """Lend a fraction of the mask to entries that earlier sessions selected and it has lost.
+    """Swap a fraction of the mask for entries that earlier sessions selected and it has lost.
 
-    Every session gets an equal part of the fraction and fills it with its own entries outside the
-    mask, by score; the next turn continues where this one stopped. As many of the mask's own
-    entries, those with the lowest scores, rest.
+    Every session gets an equal part of the fraction and fills it with its entries outside the mask,
+    by score; the next rotation continues where this one stopped. As many entries of the mask, those
+    with the lowest scores, are swapped out.
 
     Args:
         mask: The mask of the stream.
         scores: Best score of every entry over all sessions.
-        owner: The session, from 1, which that score is of; 0 if the entry was never selected.
-        fraction: Share of the mask that is lent.
-        turn: Number of the turn, from 0.
+        source_session: The session, from 1, of that score; 0 if the entry was never selected.
+        fraction: Share of the mask that is swapped.
+        rotation: Number of the rotation, from 0.
 
     Returns:
         A mask with as many entries as before.
     """
     result: Mask = {}
     for name, weight_mask in mask.items():
-        flat, score, session_of = (t.flatten() for t in (weight_mask, scores[name], owner[name]))
+        flat, score, session_of = (
+            t.flatten() for t in (weight_mask, scores[name], source_session[name])
+        )
         lost = ~flat & (session_of > 0)
         sessions = session_of[lost].unique().tolist()
         room = int(fraction * flat.sum()) // max(1, len(sessions))
-        lent: list[Tensor] = []
+        swapped_in: list[Tensor] = []
         for session in sessions:
             candidates = (lost & (session_of == session)).nonzero().squeeze(1)
             candidates = candidates[score[candidates].argsort(descending=True)]
-            start = turn * room % len(candidates)
-            lent.append(candidates.roll(-start)[:room])
+            start = rotation * room % len(candidates)
+            swapped_in.append(candidates.roll(-start)[:room])
         own = flat.nonzero().squeeze(1)
-        active = torch.cat([*lent, own[:0]])
-        resting = own[score[own].argsort()[: len(active)]]
+        active = torch.cat([*swapped_in, own[:0]])
+        swapped_out = own[score[own].argsort()[: len(active)]]
         changed = flat.clone()
-        changed[resting], changed[active] = False, True
+        changed[swapped_out], changed[active] = False, True
         result[name] = changed.view_as(weight_mask)
     return result

@@ -39,7 +39,7 @@ from dosapp.runtime import distributed
 from dosapp.runtime.devices import to_device
 from dosapp.runtime.files import ensure_dir, lock_folder
 from dosapp.scenario import Session
-from dosapp.settings import PAPER_LR, LearnerSettings
+from dosapp.settings import LearnerSettings
 from dosapp.student.student import Student
 
 
@@ -88,6 +88,7 @@ class Learner:
         pretrained: PretrainedBackbone | None = None,
     ) -> None:
         s = self.settings = resolve_lr(settings or LearnerSettings())
+        assert s.lr is not None
         backbone = backbone or load_backbone(s.backbone)
         self._pretrained = pretrained or PretrainedBackbone(s.backbone, backbone.fingerprint())
         backbone.configure(s)
@@ -98,12 +99,12 @@ class Learner:
         self.method: Method = build_method(s.method, s.adapt, s.options)
         self.student = Student(
             self.method.wrap_backbone(backbone, s.seed),
-            lr=s.lr or PAPER_LR,
+            lr=s.lr,
             weight_decay=s.weight_decay,
             seed=s.seed,
-            half=s.precision == "float16",
+            loss_scaling=s.precision == "float16",
+            all_class_negatives=s.all_class_negatives,
         )
-        self.student.all_class_negatives = s.all_class_negatives
         self.replay_buffer = ReplayBuffer(s.buffer_size, s.seed)
         self.mitigations = Mitigations(
             s.confidence_gate,
@@ -206,11 +207,13 @@ class Learner:
                 warnings.warn(message, stacklevel=3)  # at the caller of learn
             student.stream_skew = 0.0
             student.select(method.select_parameters(student, batches.epoch(0)))
+            # Mask reactivation may train these entries again in a later stream.
             self.mitigations.record_selection(student.session_selection, self.sessions)
             method.begin_session(student, session)
             student.drop_scores()
         epochs = self.settings.epochs if student.session_selection.names else 0
         epoch_steps = batches.per_epoch * epochs
+        # Training after the epochs, such as SLCA's classifier alignment.
         stages = method.extra_stages(student, batches.per_epoch)
         total = epoch_steps + sum(stage.steps for stage in stages)
 
@@ -219,7 +222,7 @@ class Learner:
                 method.after_step(student)
             return TrainingStep(step + 1, total, loss.item())
 
-        def read_batch(step: int) -> Batch:
+        def read_batch(step: int) -> Batch:  # called by a stage only if it needs images
             return batches.with_replay(batches.read(step), step)
 
         for step, batch in prefetch(range(start, epoch_steps), batches.read):
@@ -240,7 +243,7 @@ class Learner:
         self.replay_buffer.add_session(session.train, labels)
         self.sessions += 1
         method.begin_stream(student)
-        student.session_selection = student.selection  # the adapter has inherited what it wants
+        student.session_selection = student.selection  # begin_stream has read the old one
         self.mitigations.begin_stream(student)
 
     def session_warnings(self, session: Session) -> list[str]:
@@ -287,7 +290,7 @@ class Learner:
             return None
         student, method = self.student, self.method
         check = self.mitigations.check_batch(student, method, pixels)
-        trusted = check.select(pixels)
+        trusted = check.select_trusted(pixels)
         result = method.stream_loss(student, trusted) if len(trusted) else None
         if result is not None and result.loss is not None:
             base_scale = (self.settings.stream_lr or student.lr) / student.lr
@@ -296,7 +299,7 @@ class Learner:
                 method.after_stream_step(student)
                 self.mitigations.after_stream_step(student)
             result = replace(result, loss=result.loss.detach(), stepped=stepped)
-        return check.complete(result) if method.adapts else None
+        return check.add_gated_labels(result) if method.adapts else None
 
     # Prediction
 
@@ -325,7 +328,7 @@ class Learner:
         if not len(pixels):
             return []
         _, expert = self.answering_expert
-        scores = (expert.logit_scale * self.logits(pixels, expert)).softmax(dim=1)
+        scores = (expert.logit_scale * self.cosine_logits(pixels, expert)).softmax(dim=1)
         values, indices = scores.topk(min(top, len(classes)), dim=1)
         predictions = []
         for row_values, row_indices in zip(values.tolist(), indices.tolist(), strict=True):
@@ -334,21 +337,21 @@ class Learner:
         return predictions
 
     @torch.inference_mode()
-    def logits(
+    def cosine_logits(
         self, pixels: Tensor, expert: Expert, prompts: Mapping[str, Prompts] | None = None
     ) -> Tensor:
-        """Cosines `[B, C]` with the evaluation templates of the known classes, or of others."""
+        """Unscaled cosines `[B, C]` with the evaluation templates of the known or other classes."""
         embeddings = self.student.text_head.class_embeddings(expert, prompts)
         return expert.encode_image(pixels) @ embeddings.T
 
     # State
 
     def state(self) -> State:
-        """Everything that decides what it predicts and how it continues to learn."""
+        """Named tensors and JSON facts that decide what it predicts and how it continues."""
         return capture_state(self)
 
     def working_state(self) -> State:
-        """What only the next step needs."""
+        """What only the next training step needs: optimizer moments, replay buffer."""
         return capture_working_state(self)
 
     def restore(self, state: State, working: State | None = None) -> None:
@@ -360,7 +363,9 @@ class Learner:
         return compute_checksum(self.state())
 
     def at(self, state: State, working: State | None = None, trainable: bool = True) -> "Learner":
-        """Another learner at a state. One that only predicts shares all weights that never trained.
+        """A copy of the learner at another state.
+
+        A copy that only predicts shares every untrained weight with the pretrained backbone.
 
         Args:
             state: A captured state.
@@ -371,8 +376,8 @@ class Learner:
             The new learner.
         """
         names = self.pretrained.weights()
-        own = [n for n in names if trainable or f"student/{n}" in state.tensors]
-        other = Learner(self.settings, self.pretrained.shared_copy(own), self._pretrained)
+        unshared = [n for n in names if trainable or f"student/{n}" in state.tensors]
+        other = Learner(self.settings, self.pretrained.shared_copy(unshared), self._pretrained)
         other.restore(state, working)
         return other
 
@@ -427,20 +432,20 @@ class Learner:
         """The learner of a folder before any training, to be put `at` its states."""
         description = LearnerDescription.read(folder)
         pretrained = PretrainedBackbone(description.backbone, description.fingerprint, backbone)
-        own = list(pretrained.backbone.weights()) if trainable else []
+        unshared = list(pretrained.backbone.weights()) if trainable else []
         settings = description.learner_settings(folder, device)
-        return cls(settings, pretrained.backbone.shared_copy(own), pretrained)
+        return cls(settings, pretrained.backbone.shared_copy(unshared), pretrained)
 
     @classmethod
     def open_history(cls, folder: Path) -> History:
         """The versions of a learner's folder; its backbone is loaded only if it is needed."""
         description = LearnerDescription.read(folder)
         pretrained = PretrainedBackbone(description.backbone, description.fingerprint)
-        return History(folder, pretrained.state_tensor)
+        return History(folder, pretrained.initial_tensor)
 
     def history(self, folder: Path) -> History:
         """The versions of this learner in a folder."""
-        return History(folder, self._pretrained.state_tensor)
+        return History(folder, self._pretrained.initial_tensor)
 
     @classmethod
     def rollback(

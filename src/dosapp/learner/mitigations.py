@@ -3,7 +3,7 @@
 All four are off by default. They work with every adapter, because the learner owns the step:
 confidence gating skips images on which every expert is unsure; entropy-based scaling lowers the
 learning rate on unsure batches; a skew-aware EMA slows teachers down on class-skewed streams; mask
-reactivation lends a share of the mask, in turns, to entries of earlier sessions.
+reactivation swaps a share of the mask, in rotations, for entries of earlier sessions.
 """
 
 import math
@@ -33,11 +33,11 @@ class BatchCheck:
     labels: Tensor | None = None  # [B], of the most confident expert
     lr_scale: float = 1.0
 
-    def select(self, pixels: Tensor) -> Tensor:
+    def select_trusted(self, pixels: Tensor) -> Tensor:
         """The trusted images."""
         return pixels if self.trusted is None else pixels[self.trusted]
 
-    def complete(self, result: AdaptResult | None) -> AdaptResult | None:
+    def add_gated_labels(self, result: AdaptResult | None) -> AdaptResult | None:
         """Add the experts' labels of the images that the adapter did not get."""
         if self.labels is None or self.trusted is None:
             return result
@@ -55,12 +55,12 @@ class Mitigations:
     confidence_gate: float = 0.0  # least probability of the most confident expert
     entropy_lr_scaling: bool = False  # learning rate times 1 - mean entropy / ln C
     skew_aware_ema: bool = False  # momentum from λ towards δ with the stream's class skew
-    mask_reactivation: float = 0.0  # share of the mask that is lent
-    reactivation_interval: int = 10  # stream steps per turn
+    mask_reactivation: float = 0.0  # share of the mask that is swapped
+    reactivation_interval: int = 10  # stream steps per rotation
     histogram: Tensor = field(default_factory=lambda: torch.zeros(0))  # [C] of recent labels
     scores: Scores = field(default_factory=dict)  # best of all sessions, zero if never selected
-    owner: dict[str, Tensor] = field(default_factory=dict)  # session of that score, from 1
-    stream_mask: Mask = field(default_factory=dict)  # the mask without lent entries
+    source_session: dict[str, Tensor] = field(default_factory=dict)  # of that score, from 1
+    stream_mask: Mask = field(default_factory=dict)  # the mask without swaps
     steps: int = 0  # on this stream
 
     @torch.inference_mode()
@@ -71,7 +71,7 @@ class Mitigations:
             return BatchCheck()
         experts = method.experts(student).values()
         logits = torch.stack(
-            [expert.logit_scale * student.logits(pixels, expert) for expert in experts]
+            [expert.logit_scale * student.cosine_logits(pixels, expert) for expert in experts]
         )  # [experts, B, C]
         confidence = logits.softmax(dim=2).max(dim=2)  # [experts, B]
         best = confidence.values.argmax(dim=0)  # [B]
@@ -105,8 +105,8 @@ class Mitigations:
         for name, score in selection.scores.items():
             new = score * selection.mask[name]
             old = self.scores.get(name, torch.zeros_like(new))
-            owner = self.owner.get(name, torch.zeros_like(new, dtype=torch.int16))
-            self.owner[name] = torch.where(new > old, session + 1, owner)
+            sessions = self.source_session.get(name, torch.zeros_like(new, dtype=torch.int16))
+            self.source_session[name] = torch.where(new > old, session + 1, sessions)
             self.scores[name] = torch.maximum(old, new)
 
     def begin_stream(self, student: Student) -> None:
@@ -117,23 +117,29 @@ class Mitigations:
         self._reactivate(student)
 
     def after_stream_step(self, student: Student) -> None:
-        """Lend the share of the mask to other entries when a turn is over."""
+        """Swap other entries into the mask when a rotation is over."""
         self.steps += 1
         if self.steps % self.reactivation_interval == 0:
             self._reactivate(student)
 
     def _reactivate(self, student: Student) -> None:
         if self.stream_mask:
-            turn, share = self.steps // self.reactivation_interval, self.mask_reactivation
+            rotation = self.steps // self.reactivation_interval
             student.change_mask(
-                reactivate_entries(self.stream_mask, self.scores, self.owner, share, turn)
+                reactivate_entries(
+                    self.stream_mask,
+                    self.scores,
+                    self.source_session,
+                    self.mask_reactivation,
+                    rotation,
+                )
             )
 
     # State
 
     def state_dict(self) -> dict[str, Tensor]:
         """What every version of the learner stores."""
-        groups = {"scores": self.scores, "owner": self.owner, "base": self.stream_mask}
+        groups = {"scores": self.scores, "owner": self.source_session, "base": self.stream_mask}
         state = {f"{group}/{n}": t for group, held in groups.items() for n, t in held.items()}
         if self.mask_reactivation:
             state["steps"] = torch.tensor(self.steps)
@@ -141,7 +147,7 @@ class Mitigations:
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore `state_dict`."""
-        self.scores, self.owner, self.stream_mask = (
+        self.scores, self.source_session, self.stream_mask = (
             select_prefix(f"{group}/", tensors) for group in ("scores", "owner", "base")
         )
         self.histogram = tensors.get("histogram", torch.zeros(0))

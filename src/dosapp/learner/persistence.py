@@ -99,7 +99,7 @@ def capture_state(learner: "Learner") -> State:
     """Everything that decides what a learner predicts and how it continues to learn."""
     student, method = learner.student, learner.method
     weights = student.backbone.weights()
-    tensors = {f"student/{n}": weights[n].detach() for n in sorted(student.trained_names)}
+    tensors = {f"student/{n}": weights[n].detach() for n in sorted(student.ever_selected)}
     for role, copy in method.shared_copies().items():
         own = {n: w.detach() for n, w in copy.weights().items() if w is not weights[n]}
         tensors |= {f"{role}/{n}": w for n, w in own.items()}

@@ -66,14 +66,16 @@ class EATA(Tent):
     def end_session(self, student: Student, session: Session) -> None:
         """F: mean squared mini-batch gradient of the cross-entropy to the model's own labels."""
         weights = student.backbone.image_norm_weights()
-        logits = (student.image_logits(pixels) for pixels in session.train.batches(BATCH_SIZE))
+        logits = (
+            student.scaled_image_logits(pixels) for pixels in session.train.batches(BATCH_SIZE)
+        )
         gradients = student.iter_gradients(self_label_losses(logits), weights)
         self.fisher = fisher_information(gradients)
         self.anchor = {name: weight.detach().clone() for name, weight in weights.items()}
         self.mean_probs = None  # there are new classes
 
     def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
-        logits = student.image_logits(pixels)
+        logits = student.scaled_image_logits(pixels)
         with torch.no_grad():
             selected, weight = select_samples(logits, self.mean_probs, self.e_margin, self.d_margin)
             labels = logits.argmax(dim=1)

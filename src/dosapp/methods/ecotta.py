@@ -105,7 +105,7 @@ class EcoTTA(Method):
 
         def loss(student: Student, read_batch: Callable[[], Batch], step: int) -> Tensor:
             batch = read_batch()
-            return cross_entropy(student.image_logits(batch.pixels), batch.labels)
+            return cross_entropy(student.scaled_image_logits(batch.pixels), batch.labels)
 
         steps = self.warmup_epochs * steps_per_epoch
         return [TrainingStage(steps, self.meta_selection(student), loss)]
@@ -114,7 +114,7 @@ class EcoTTA(Method):
         student.set_trainable(self.meta_selection(student))
 
     def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
-        logits = student.image_logits(pixels)
+        logits = student.scaled_image_logits(pixels)
         entropies = entropy(logits)
         reliable = entropies.detach() < self.e_margin * math.log(logits.shape[1])
         deviations = find_wrapper(student.backbone, MetaNetworks).deviations

@@ -39,11 +39,11 @@ class NOTE(Tent):
 
     def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
         with torch.no_grad():
-            labels = student.image_logits(pixels).argmax(dim=1)
+            labels = student.scaled_image_logits(pixels).argmax(dim=1)
         generator = student.rng("reservoir", self.reservoir.total_seen)
         for image, label in zip(pixels, labels.tolist(), strict=True):
             self.reservoir.add(image, label, generator)
-        logits = student.image_logits(torch.stack(self.reservoir.images))
+        logits = student.scaled_image_logits(torch.stack(self.reservoir.images))
         # The released code averages over images and classes: entropy / C.
         return AdaptResult(labels, entropy(logits).mean() / logits.shape[1])
 

@@ -66,7 +66,7 @@ class PromptMethod(Method):
         self.current = torch.tensor([student.classes.index(name) for name in session.classes])
 
     def loss(self, student: Student, batch: Batch) -> Tensor:
-        logits = student.image_logits(batch.pixels)
+        logits = student.scaled_image_logits(batch.pixels)
         allowed = batch.replayed[:, None].repeat(1, logits.shape[1])
         allowed[:, self.current] = True
         loss = masked_cross_entropy(logits, batch.labels, allowed)

@@ -30,7 +30,7 @@ class SPU(Method):
         "extra_weights": "beside",
     }
 
-    sparsity: Fraction = 0.1  # c: share of the candidates that trains
+    sparsity: Fraction = 0.1  # the paper's c: the share of the candidates that trains
     candidates: Literal["first_mlp", "all"] = "first_mlp"  # all: every weight, without a mask
     scope: Scope = "tensor"  # rank within each tensor or over all of them
     output_norm: bool = False  # score by ‖logits‖², as the released code, not by the CLIP loss

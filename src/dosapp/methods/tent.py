@@ -24,5 +24,5 @@ class Tent(Method):
         student.set_trainable(Selection(tuple(student.backbone.image_norm_weights())))
 
     def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
-        logits = student.image_logits(pixels)
+        logits = student.scaled_image_logits(pixels)
         return AdaptResult(logits.argmax(dim=1), entropy(logits).mean())

@@ -166,8 +166,9 @@ class Client:
 
     def versions(self) -> list[dict[str, Any]]:
         """Return all versions, the oldest first."""
-        found: list[dict[str, Any]] = self._request("GET", "/versions", params={"last": 10_000})
-        return found
+        query = {"last": 10_000}
+        versions: list[dict[str, Any]] = self._request("GET", "/versions", params=query)
+        return versions
 
     def rollback(self, version: int) -> int:
         """Restore a version as a new version."""

@@ -306,7 +306,7 @@ class LearningService(Service):
             raise
 
     def _return(self, corrections: Mapping[str, list[Tensor]]) -> None:
-        """Keep corrections for the next session, because theirs made no version."""
+        """Keep corrections for the next session, because the last one made no version."""
         with self._lock:
             for name, images in corrections.items():
                 self._corrections.setdefault(name, []).extend(images)

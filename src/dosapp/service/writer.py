@@ -574,4 +574,4 @@ def _answering_weights(learner: Learner) -> dict[str, Tensor]:
     """
     _, expert = learner.answering_expert
     weights, trained = expert.weights() or learner.student.backbone.weights(), learner.student
-    return {n: w.detach().clone() for n, w in weights.items() if n in trained.trained_names}
+    return {n: w.detach().clone() for n, w in weights.items() if n in trained.ever_selected}

@@ -28,7 +28,7 @@ def union_indices(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     return next((known for known in (second, first) if len(known) == len(union)), union)
 
 
-def keep_if_few(indices: Tensor | None, numel: int) -> Tensor | None:
+def keep_if_sparse(indices: Tensor | None, numel: int) -> Tensor | None:
     """The indices, or None from a quarter of all entries on: then a dense pass costs no more."""
     return indices if indices is not None and len(indices) <= numel // 4 else None
 
@@ -81,18 +81,18 @@ class SparseParameter:
         weight.grad = None
 
     @torch.no_grad()
-    def refresh(self) -> None:
+    def read_from_weight(self) -> None:
         """Read the values from the weight, which may have been assigned since the last step."""
         if self.indices is not None:
             self.values.copy_(self.gather(self.weight))
 
     @torch.no_grad()
-    def scatter(self) -> None:
+    def write_to_weight(self) -> None:
         """Write the values to the weight."""
         if self.indices is not None:
             self.weight.view(-1).index_copy_(0, self.indices.long(), self.values)
 
-    def release(self) -> None:
+    def stop_training(self) -> None:
         """Stop training the weight."""
         if self._hook is not None:
             self._hook.remove()

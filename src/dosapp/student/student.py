@@ -1,7 +1,8 @@
-"""The student: a backbone with classes, and the one place where weights change.
+"""The student: a backbone with classes, and the only object through which weights change.
 
 A method says which weights train (`set_trainable`) and what the loss is (`step`); it never writes a
 weight. Shared copies of the student (teachers, anchors) are created, updated and restored here too.
+An expert is any model that predicts: the student's backbone, a teacher, or an ensemble of both.
 """
 
 import weakref
@@ -24,7 +25,7 @@ from dosapp.settings import PAPER_LR
 from dosapp.student.selection import Selection
 from dosapp.student.sparse_parameter import (
     SparseParameter,
-    keep_if_few,
+    keep_if_sparse,
     mask_indices,
     union_indices,
 )
@@ -41,7 +42,8 @@ class Student:
         lr: Learning rate of AdamW.
         weight_decay: Of AdamW, on the backbone's own weights.
         seed: Of all random numbers that methods draw.
-        half: Scale losses, because matrix products are in float16.
+        loss_scaling: Scale losses, because matrix products are in float16.
+        all_class_negatives: Add the captions of absent classes to the CLIP loss.
 
     Example:
         >>> from dosapp import Prompts, Selection, Student, load_backbone
@@ -59,24 +61,27 @@ class Student:
         lr: float = PAPER_LR,
         weight_decay: float = 0.2,
         seed: int = 0,
-        half: bool = False,
+        loss_scaling: bool = False,
+        all_class_negatives: bool = False,
     ) -> None:
         self.backbone, self.text_head = backbone, TextHead()
         self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
         self.selection = Selection()  # the weights that train now
-        self.session_selection = Selection()  # those of the labelled phase; adapters inherit them
-        self.stream_skew = 0.0  # class skew of the stream in [0, 1]; 1 slows teachers down most
+        self.session_selection = Selection()  # those of the labelled phase
+        self.stream_skew = 0.0  # class skew of the stream in [0, 1]; at 1 teachers follow slowest
         self.steps = 0  # optimizer steps so far
-        self.all_class_negatives = False  # whether captions of absent classes enter the CLIP loss
-        self.weights_assigned = False  # by `assign`, since the last step
-        self.trained_names: set[str] = set()  # weights that were ever selected
+        self.all_class_negatives = all_class_negatives
+        self.weights_assigned = False  # by `assign` since the last step, as ZSCL's average does
+        self.ever_selected: set[str] = set()  # weights that were ever selected
         self.trainable: dict[str, SparseParameter] = {}  # by name, of the current selection
         self._optimizer: torch.optim.Optimizer | None = None
         device = backbone.logit_scale.device.type
-        self._scaler = torch.amp.GradScaler(device, init_scale=INITIAL_LOSS_SCALE, enabled=half)
+        self._scaler = torch.amp.GradScaler(
+            device, init_scale=INITIAL_LOSS_SCALE, enabled=loss_scaling
+        )
         self._copies: weakref.WeakSet[Backbone] = weakref.WeakSet()
         # Entries in which a copy can differ from the student: flat indices, or None for all.
-        self.differing: dict[str, Tensor | None] = {}
+        self.differing_indices: dict[str, Tensor | None] = {}
         for weight in backbone.weights().values():
             weight.requires_grad_(False)
 
@@ -97,6 +102,8 @@ class Student:
 
     def encode_shared_trunk(self, pixels: Tensor, copy: Backbone) -> tuple[Pixels, Captions]:
         """Run a batch and all captions through the trunk once, for the student and a copy.
+
+        The trunk is everything before the first MLP layer, the first weight that can differ.
 
         Args:
             pixels: Images `[B, 3, H, W]` in [0, 1].
@@ -134,12 +141,12 @@ class Student:
         negatives = self.encode_absent_captions(labels)
         return clip_loss(images, texts, self.backbone.logit_scale, negatives)
 
-    def logits(self, pixels: Tensor, expert: Expert | None = None) -> Tensor:
-        """Cosines `[B, C]` of images with the training captions."""
+    def cosine_logits(self, pixels: Tensor, expert: Expert | None = None) -> Tensor:
+        """Unscaled cosines `[B, C]` of images with the training captions."""
         expert = expert or self.backbone
         return expert.encode_image(pixels) @ self.encode_captions(expert).T
 
-    def image_logits(self, pixels: Tensor) -> Tensor:
+    def scaled_image_logits(self, pixels: Tensor) -> Tensor:
         """Scaled logits `[B, C]` with a gradient for the image tower only."""
         with torch.no_grad():
             texts = self.encode_captions()
@@ -155,7 +162,7 @@ class Student:
         self, losses: Iterable[Tensor], weights: Mapping[str, Tensor]
     ) -> Iterator[dict[str, Tensor]]:
         """The gradient of each loss in turn, equal in every process; no weight changes."""
-        # A fixed scale: the scaler's grows until it overflows, which would cost a mask here.
+        # A fixed scale: the scaler's own grows until a gradient overflows.
         scale = INITIAL_LOSS_SCALE if self._scaler.is_enabled() else 1.0
         if not weights:
             return
@@ -172,7 +179,7 @@ class Student:
     # Selection
 
     def select(self, selection: Selection) -> None:
-        """Train these weights in a session, and on its stream unless the adapter has its own."""
+        """Train these weights in a session, and on its stream unless the method selects others."""
         self.session_selection = selection
         self.set_trainable(selection)
 
@@ -183,19 +190,19 @@ class Student:
     def set_trainable(self, selection: Selection) -> None:
         """Train these weights from now on, with a new optimizer."""
         for parameter in self.trainable.values():
-            parameter.release()
+            parameter.stop_training()
         weights = self.backbone.weights()
         for copy in self._copies:
             copied = copy.weights()
-            copy.materialize([n for n in selection.names if copied[n] is weights[n]])
+            copy.unshare([n for n in selection.names if copied[n] is weights[n]])
         self.selection = selection
-        self.trained_names.update(selection.names)
+        self.ever_selected.update(selection.names)
         mask = selection.mask or {}
         self.trainable = {n: SparseParameter(weights[n], mask.get(n)) for n in selection.names}
         for name, parameter in self.trainable.items():
-            known = self.differing.get(name, parameter.indices)
+            known = self.differing_indices.get(name, parameter.indices)
             union = union_indices(known, parameter.indices)
-            self.differing[name] = keep_if_few(union, parameter.weight.numel())
+            self.differing_indices[name] = keep_if_sparse(union, parameter.weight.numel())
         self._optimizer = None
         if self.trainable:
             towers = self.backbone.tower_weights()  # added parameters are not decayed
@@ -270,7 +277,7 @@ class Student:
         values = [parameter.values for parameter in self.trainable.values()]
         distributed.average_gradients([v.grad for v in values if v.grad is not None])
         for parameter in self.trainable.values():
-            parameter.refresh()
+            parameter.read_from_weight()
         for group in self._optimizer.param_groups:
             group["lr"] = group["base_lr"] * lr_scale
         scale = self._scaler.get_scale()
@@ -279,9 +286,9 @@ class Student:
         if self._scaler.get_scale() < scale:  # the scaler has skipped the step
             return False
         for parameter in self.trainable.values():
-            parameter.scatter()
+            parameter.write_to_weight()
         self.steps += 1
-        self.backbone.revision += 1
+        self.backbone.revision += 1  # invalidates cached text features
         self.weights_assigned = False
         return True
 
@@ -301,14 +308,14 @@ class Student:
             weight = weights[name]
             weight.copy_(value if mask is None else torch.where(mask[name], value, weight))
             if mask is None:
-                self.differing[name] = None
+                self.differing_indices[name] = None
         self.backbone.revision += 1
         self.weights_assigned = True
 
     # Shared copies: teachers and anchors
 
     def shared_copy(self) -> Backbone:
-        """A copy of the backbone. It shares each weight with the student until that trains."""
+        """A copy of the backbone that shares each weight until it becomes trainable."""
         copy = self.backbone.shared_copy(self.selection.names)
         self._copies.add(copy)
         return copy
@@ -336,12 +343,12 @@ class Student:
         """
         active += (frozen - active) * self.stream_skew
         weights, copied = self.backbone.weights(), teacher.weights()
-        own = {n: w for n, w in copied.items() if w is not weights[n]}
+        unshared = {n: w for n, w in copied.items() if w is not weights[n]}
         names, mask = self.selection.names, self.selection.mask or {}
-        # A selected weight without a mask trains whole; one that is not selected rests.
-        is_active = {n: mask.get(n, n in names) for n in own}
-        differing = {n: at for n, at in self.differing.items() if at is not None}
-        ema_update(own, weights, is_active, active=active, frozen=frozen, differing=differing)
+        # A selected weight without a mask is active as a whole; one that is not selected is frozen.
+        is_active = {n: mask.get(n, n in names) for n in unshared}
+        differing = {n: at for n, at in self.differing_indices.items() if at is not None}
+        ema_update(unshared, weights, is_active, active=active, frozen=frozen, differing=differing)
         teacher.revision += 1
 
     def find_differences(self) -> None:
@@ -353,7 +360,7 @@ class Student:
             masks = [bits_differ(other, weight) for other in copied if other is not weight]
             differs = torch.stack(masks).any(dim=0) if masks else torch.zeros_like(weight).bool()
             union = union_indices(mask_indices(differs), parameter.indices)
-            self.differing[name] = keep_if_few(union, weight.numel())
+            self.differing_indices[name] = keep_if_sparse(union, weight.numel())
 
     # State of the optimizer
 
@@ -386,7 +393,7 @@ class Student:
 
     def held_tensors(self) -> list[Tensor]:
         """All that the student stores besides the backbone's weights, to measure its memory."""
-        held = [*self.optimizer_state().values(), *self.differing.values()]
+        held = [*self.optimizer_state().values(), *self.differing_indices.values()]
         for parameter in self.trainable.values():
             held += [parameter.values, parameter.values.grad, parameter.indices]
         held += [*(self.selection.mask or {}).values(), *(self.selection.scores or {}).values()]

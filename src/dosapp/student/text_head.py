@@ -12,7 +12,10 @@ from dosapp.data.base import Prompts
 
 
 class TextHead:
-    """The classes a student knows; a class is predicted by the features of its captions."""
+    """The classes a student knows; a class is predicted by the features of its captions.
+
+    Prompts are the templates of a class. A caption is a template with the class name in it.
+    """
 
     def __init__(self) -> None:
         self.classes: list[str] = []  # a label is an index of this list

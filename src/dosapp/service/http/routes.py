@@ -179,17 +179,17 @@ async def job(job: str, caller: Teaching, service: Served) -> JobResponse:
 @router.post("/jobs/{job}/cancel")
 async def cancel(job: str, caller: Teaching, service: Served) -> JobResponse:
     """Cancel a session; it ends after its current step and changes nothing."""
-    found = find_job(service, job)
-    service.cancel(found, caller.name)
-    return to_job_response(found)
+    target = find_job(service, job)
+    service.cancel(target, caller.name)
+    return to_job_response(target)
 
 
 def find_job(service: Service, name: str) -> Job:
     """Find a job by its id, or answer 404."""
-    found = service.job(name)
-    if found is None:
+    job = service.job(name)
+    if job is None:
         raise HTTPException(404, f"there is no job '{name[:40]}'")
-    return found
+    return job
 
 
 def to_job_response(job: Job) -> JobResponse:
@@ -254,8 +254,8 @@ async def versions(
     last: Annotated[int, Query(ge=1, le=10_000)] = 100,
 ) -> list[VersionSummary]:
     """The last versions, the oldest first."""
-    found = await pools.wait(service.history.versions)
-    return [VersionSummary(**summarize(version)) for version in found[-last:]]
+    history = await pools.wait(service.history.versions)
+    return [VersionSummary(**summarize(version)) for version in history[-last:]]
 
 
 @router.get("/versions/{number}")
@@ -264,11 +264,11 @@ async def version(
 ) -> VersionResponse:
     """One version with its classes."""
     try:
-        found = await pools.wait(service.history.version, number)
+        details = await pools.wait(service.history.version, number)
     except InputError as error:
         raise HTTPException(404, str(error)) from error
-    names = list(found.facts["classes"])
-    return VersionResponse(**summarize(found), classes=names, parent=found.parent)
+    names = list(details.facts["classes"])
+    return VersionResponse(**summarize(details), classes=names, parent=details.parent)
 
 
 def summarize(version: Version) -> dict[str, Any]:
@@ -356,7 +356,7 @@ async def script(request: Request) -> Response:
 
 
 def static_response(request: Request, name: str, media_type: str) -> Response:
-    """Answer with a file; 304 if the browser's copy is the same, which it asks every time."""
+    """Answer with a file; 304 if the browser already has it. It checks with every request."""
     content, etag = _read_static(name)
     headers = {**SECURITY_HEADERS, "Cache-Control": "no-cache", "ETag": etag}
     if etag in request.headers.get("if-none-match", ""):
