@@ -109,14 +109,6 @@ def finished(client, answer) -> dict:
     return client.get(f"/jobs/{job['id']}").json()
 
 
-def test_settings_have_their_old_names_too() -> None:
-    values = {
-        old: ServiceSettings().model_dump()[new] for old, new in ServiceSettings.aliases.items()
-    }
-    assert ServiceSettings.parse(values) == ServiceSettings()
-    assert ServiceSettings.parse({"adapt_batch": 8, "lessons": "x"}).adapt_batch_size == 8
-
-
 class TestPredict:
     def test_every_encoding_of_an_image_gives_the_same_prediction(self, folder, scenario) -> None:
         images = images_of(scenario, count=2)
