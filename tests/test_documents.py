@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from dosapp.experiments.grid import read_grid, select_results
 from dosapp.experiments.metrics import DEFINITIONS, MATRIX_METRICS, previous_tasks
 from dosapp.experiments.result import Result
 from dosapp.experiments.store import read_results
+from dosapp.experiments.tracking import TRACKERS
+from dosapp.learner.export import export
 from dosapp.paper.ledger import format_ledgers, read_ledgers
 from dosapp.paper.reproduce import Scale, load_tables
 from dosapp.report import speed
@@ -34,7 +37,7 @@ from dosapp.report.tables import (
 )
 from dosapp.testing import check_method
 from support.cli import FLAGS, dosapp
-from support.settings import shared_only
+from support.settings import SMALL, shared_only
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -113,6 +116,26 @@ def test_the_method_of_the_guide_passes_every_check() -> None:
     space: dict[str, object] = {}
     exec(code, space)
     check_method(space["ConfidentSelfTraining"], {"threshold": 0.2})
+
+
+def test_the_examples_of_your_own_run(trained, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, object] = {}
+    exec(*blocks((ROOT / "CONTRIBUTING.md").read_text(), "python"), space)
+    extend, use_onnx = blocks((ROOT / "docs" / "your-own.md").read_text(), "python")
+    with contextlib.ExitStack() as stack:
+        for registry in (METHODS, MATRIX_METRICS, DEFINITIONS, TRACKERS):
+            stack.enter_context(mock.patch.dict(registry))
+        exec(extend.replace("tasks=5", f"**{SMALL}"), space)
+    *logged, worst = capsys.readouterr().out.splitlines()
+    assert logged[0].startswith("1 {'session': 1, 'loss': ")
+    assert 0 <= float(worst) <= 100
+    learner, scenario = trained
+    export(learner, Path("out"), "onnx")
+    pixels = scenario.tasks[0].test.read(range(4))
+    space["pixels"] = pixels.numpy()
+    exec(use_onnx, space)
+    assert space["names"] == [prediction.label for prediction in learner.predict(pixels)]
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
