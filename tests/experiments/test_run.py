@@ -1,4 +1,4 @@
-"""The experiment, its result, and what survives a kill."""
+"""A run: its result, its folder, and how it continues after a kill."""
 
 import json
 import random
@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 
 from dosapp.backbones.registry import TINY
-from dosapp.errors import InputError
+from dosapp.errors import BusyError, InputError
 from dosapp.experiments.plan import plan
 from dosapp.experiments.result import Result
 from dosapp.experiments.run import CHECKPOINT_INTERVAL, RunCallback, run
 from dosapp.experiments.store import Store, read_results
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import lock_folder
-from support.killed_run import LONG
+from dosapp.settings import RunSettings
+from support.killed_run import SETTINGS
 
-KILLED = Path(__file__).parents[1] / "support" / "killed_run.py"
+KILLED_RUN = Path(__file__).parents[1] / "support" / "killed_run.py"
 
 
-def test_a_result_says_everything(small, tmp_path) -> None:
+def test_a_result_is_complete(small, tmp_path) -> None:
     result = run(small(), tmp_path / "x")
     again = Result.read(tmp_path / "x")
     assert again == result
@@ -40,24 +41,26 @@ def test_a_result_says_everything(small, tmp_path) -> None:
     assert all(0 <= share <= 100 for share in result.pseudo_labels)
     assert all(d > 0 for d in result.distance["lessons"])
     assert result.libraries["torch"].startswith("2.")
+    assert result.hyperparameters["ema.gamma"] == 0.8
+    assert result.hyperparameters["selection.sparsity"] == 0.1
     lines = (tmp_path / "x" / "R.csv").read_text().splitlines()
     assert lines[0] == "session,task 1,task 2"
     assert lines[1].endswith(",")
     json.loads((tmp_path / "x" / "result.json").read_text())
 
 
-def test_without_a_stream_before_is_after(small, tmp_path) -> None:
+def test_without_a_stream_both_matrices_are_equal(small, tmp_path) -> None:
     result = run(small(stream=False), tmp_path / "x")
     assert result.matrices["teacher"]["before"] == result.matrices["teacher"]["after"]
     assert result.label == "DoSAPP without TTL"
     assert result.pseudo_labels == [None, None]
 
 
-def test_zero_shot_accuracy_is_the_untouched_models(small, tmp_path) -> None:
+def test_zero_shot_accuracy_is_that_of_the_pretrained_model(small, tmp_path) -> None:
     frozen = run(small(method="zero-shot"), tmp_path / "a")
-    moved = run(small(method="flyp"), tmp_path / "b")
+    trained = run(small(method="flyp"), tmp_path / "b")
     assert frozen.metrics["accuracy"] == frozen.metrics["zero_shot_accuracy"]
-    assert moved.metrics["zero_shot_accuracy"] == frozen.metrics["accuracy"]
+    assert trained.metrics["zero_shot_accuracy"] == frozen.metrics["accuracy"]
     assert frozen.metrics["control_kept"] == 0
     assert frozen.metrics["forward_transfer"] == 0
 
@@ -74,7 +77,7 @@ def test_a_long_sequence_has_a_boundary(small, tmp_path) -> None:
     assert result.stream["boundaries"] == [2]
 
 
-def test_the_saved_learner_goes_on_where_the_run_ended(small, tmp_path) -> None:
+def test_the_saved_learner_is_that_of_the_end_of_the_run(small, tmp_path) -> None:
     result = run(small(), tmp_path / "x")
     learner = Learner.load(tmp_path / "x" / "learner")
     assert learner.digest() == result.weights
@@ -89,25 +92,26 @@ def test_the_saved_learner_goes_on_where_the_run_ended(small, tmp_path) -> None:
 
 @pytest.mark.parametrize("kind", ["lines", "list", "groups"])
 def test_a_class_order_file(small, tmp_path, kind) -> None:
-    classes = list(plan(small()).stream.classes)[::-1]
+    classes = list(plan(small()).scenario.classes)[::-1]
     file = tmp_path / "order.yaml"
     groups = [classes[:1], classes[1:]]
-    written = {"lines": "\n".join(classes), "list": json.dumps(classes)}
-    file.write_text(written.get(kind, json.dumps(groups)))
-    stream = plan(small(class_order=file)).stream
-    assert list(stream.classes) == classes
-    assert [len(task.classes) for task in stream.tasks] == ([1, 5] if kind == "groups" else [3, 3])
+    texts = {"lines": "\n".join(classes), "list": json.dumps(classes)}
+    file.write_text(texts.get(kind, json.dumps(groups)))
+    scenario = plan(small(class_order=file)).scenario
+    assert list(scenario.classes) == classes
+    sizes = [len(task.classes) for task in scenario.tasks]
+    assert sizes == ([1, 5] if kind == "groups" else [3, 3])
 
 
 class TestFolders:
-    def test_an_existing_run_is_never_overwritten_untold(self, small, tmp_path) -> None:
+    def test_an_existing_run_is_not_overwritten(self, small, tmp_path) -> None:
         run(small(method="zero-shot"), tmp_path / "x")
         with pytest.raises(InputError, match="already holds a run; add --resume"):
             run(small(method="zero-shot"), tmp_path / "x")
         with pytest.raises(InputError, match="other settings"):
             run(small(method="zero-shot", seed=1), tmp_path / "x", resume=True)
 
-    def test_a_strangers_folder_is_left_alone(self, small, tmp_path) -> None:
+    def test_a_folder_with_other_files_is_not_changed(self, small, tmp_path) -> None:
         (tmp_path / "letter.txt").write_text("dear")
         with pytest.raises(InputError, match="is not empty and holds no run"):
             run(small(), tmp_path)
@@ -121,22 +125,22 @@ class TestFolders:
         (tmp_path / "x").mkdir()
         with (
             lock_folder(tmp_path / "x"),
-            pytest.raises(InputError, match="being written by another process"),
+            pytest.raises(BusyError, match="being written by another process"),
         ):
             run(small(method="zero-shot"), tmp_path / "x")
-        run(small(method="zero-shot"), tmp_path / "x", resume=True)  # the lock is gone
+        run(small(method="zero-shot"), tmp_path / "x", resume=True)  # the lock is released
 
 
 class TestStore:
     def test_the_same_run_is_never_computed_twice(self, small, tmp_path) -> None:
         store = Store(tmp_path)
         first = store.get(small(method="zero-shot"))
-        stamp = next(tmp_path.rglob("result.json")).stat().st_mtime_ns
+        written = next(tmp_path.rglob("result.json")).stat().st_mtime_ns
         assert store.get(small(method="zero-shot")) == first
-        assert next(tmp_path.rglob("result.json")).stat().st_mtime_ns == stamp
+        assert next(tmp_path.rglob("result.json")).stat().st_mtime_ns == written
         assert [r.key for r in read_results([tmp_path])] == [first.key]
 
-    def test_what_determines_a_result_changes_its_key(self, small) -> None:
+    def test_settings_that_determine_a_result_change_its_key(self, small) -> None:
         keys = [
             plan(small(**changes)).key
             for changes in (
@@ -153,56 +157,56 @@ class TestStore:
         ]
         assert len(set(keys)) == len(keys)
 
-    def test_what_does_not_determine_it_does_not(self, small) -> None:
+    def test_other_spellings_of_the_same_run_do_not(self, small) -> None:
         key = plan(small()).key
         assert plan(small(options={"sparsity": 0.1})).key == key
-        assert plan(small(options={"smoothing.gamma": 0.8})).key == key
+        assert plan(small(options={"ema.gamma": 0.8})).key == key
+        assert plan(small(options={"smoothing.gamma": 0.8})).key == key  # its name in version 0.1
         assert plan(small(backbone=str(TINY))).key == key
 
-    def test_nothing_to_report(self, tmp_path) -> None:
+    def test_a_folder_without_results_is_an_input_error(self, tmp_path) -> None:
         with pytest.raises(InputError, match=r"no result\.json"):
             read_results([tmp_path])
 
 
-def killed(folder: Path, last: int) -> int:
-    return subprocess.run(
-        [sys.executable, str(KILLED), str(folder), str(last)], check=False, timeout=300
-    ).returncode
+def run_until(folder: Path, last: int) -> int:
+    """Run or continue in another process, which kills itself at its step number `last`."""
+    command = [sys.executable, str(KILLED_RUN), str(folder), str(last)]
+    return subprocess.run(command, check=False, timeout=300).returncode
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory) -> Result:
-    from dosapp.settings import RunSettings
-
-    return run(RunSettings.parse(LONG), tmp_path_factory.mktemp("whole") / "x")
+    return run(RunSettings.parse(SETTINGS), tmp_path_factory.mktemp("uninterrupted") / "x")
 
 
 def test_killed_at_any_step_it_ends_with_the_same_bytes(uninterrupted, tmp_path) -> None:
-    """SIGKILL in both phases of both sessions; each time at most 50 steps are done again."""
-    folder, notes = tmp_path / "x", tmp_path / "x.notes"
+    """SIGKILL in both phases of both sessions; each time at most 50 steps are repeated."""
+    folder, log = tmp_path / "x", tmp_path / "x.log"
     steps = [
         f"{phase} {t} {n + 1}"
         for t in range(2)
-        for phase, counted in (("lesson", "lessons"), ("stream", "stream"))
-        for n in range(uninterrupted.steps[counted][t])
+        for phase, key in (("learn", "lessons"), ("stream", "stream"))
+        for n in range(uninterrupted.steps[key][t])
     ]
-    place = {step: n for n, step in enumerate(steps)}
-    kills = (3, 57, 81, 96, 88, 60)  # two in lessons, one in the stream, and again
+    position = {step: n for n, step in enumerate(steps)}
+    kills = (3, 57, 81, 96, 88, 60)  # two in a labelled phase, one on a stream, and again
     for last in kills:
-        assert killed(folder, last) == -9
+        assert run_until(folder, last) == -9
         assert not (folder / "result.json").exists()
-    assert killed(folder, 10**9) == 0
-    done = notes.read_text().splitlines()
-    assert set(done) == set(steps)
+    assert run_until(folder, 10**9) == 0
+    logged = log.read_text().splitlines()
+    assert set(logged) == set(steps)
     ends = np.cumsum(kills)
-    assert {done[end - 1].rpartition(" ")[0] for end in ends} == {
-        "lesson 0",
+    assert {logged[end - 1].rpartition(" ")[0] for end in ends} == {
+        "learn 0",
         "stream 0",
-        "lesson 1",
+        "learn 1",
         "stream 1",
     }
     for end in ends:
-        assert 0 <= place[done[end - 1]] + 1 - place[done[end]] <= CHECKPOINT_INTERVAL
+        repeated = position[logged[end - 1]] + 1 - position[logged[end]]
+        assert 0 <= repeated <= CHECKPOINT_INTERVAL
     result = Result.read(folder)
     assert result.weights == uninterrupted.weights
     assert json.dumps(result.metrics) == json.dumps(uninterrupted.metrics)
@@ -212,34 +216,32 @@ def test_killed_at_any_step_it_ends_with_the_same_bytes(uninterrupted, tmp_path)
 
 @pytest.mark.slow
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(uninterrupted, tmp_path) -> None:
-    """The same with a clock instead of a step count: also in the middle of writing a file."""
+    """After a time instead of a number of steps: also while a file is written."""
     folder = tmp_path / "x"
     random.seed(0)
     for _ in range(8):
-        process = subprocess.Popen([sys.executable, str(KILLED), str(folder), str(10**9)])
+        process = subprocess.Popen([sys.executable, str(KILLED_RUN), str(folder), str(10**9)])
         deadline = time.monotonic() + 8 + 6 * random.random()
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         process.kill()
         process.wait()
-    assert killed(folder, 10**9) == 0
+    assert run_until(folder, 10**9) == 0
     result = Result.read(folder)
     assert result.weights == uninterrupted.weights
     assert result.matrices == uninterrupted.matrices
 
 
-def test_a_run_whose_checkpoint_is_lost_begins_again(small, tmp_path) -> None:
-    class KilledError(Exception): ...
+def test_a_run_without_its_checkpoint_starts_again(small, tmp_path) -> None:
+    class Interrupt(RunCallback):
+        def on_evaluation(self, session: int, accuracies: list[float]) -> None:
+            raise KeyboardInterrupt
 
-    class Stop(RunCallback):
-        def on_evaluation(self, session: int, row: list[float]) -> None:
-            raise KilledError
-
-    with pytest.raises(KilledError):
-        run(small(), tmp_path / "x", callback=Stop())
+    with pytest.raises(KeyboardInterrupt):
+        run(small(), tmp_path / "x", callback=Interrupt())
     (tmp_path / "x" / "learner" / "working.safetensors").unlink()
-    with pytest.warns(UserWarning, match="does not exist; the run begins again"):
+    with pytest.warns(UserWarning, match="does not exist; the run starts again"):
         again = run(small(), tmp_path / "x", resume=True)
     assert again.weights == run(small(), tmp_path / "y").weights
-    aside = [p.name for p in (tmp_path / "x" / "learner" / "versions").glob("*.damaged")]
-    assert aside == ["000001.safetensors.damaged"]
+    damaged = [p.name for p in (tmp_path / "x" / "learner" / "versions").glob("*.damaged")]
+    assert damaged == ["000001.safetensors.damaged"]
