@@ -240,17 +240,17 @@ def format_command(settings: RunSettings) -> str:
         >>> format_command(RunSettings(method="spu", lr=0.123456789, options={"sparsity": 0.3}))
         'dosapp run --method spu --lr 0.123456789 --set sparsity=0.3'
     """
-    defaults, words = RunSettings(), ["dosapp", "run"]
+    defaults, arguments = RunSettings(), ["dosapp", "run"]
     settings = resolve_lr(settings)
     for name, value in settings.model_dump(mode="json", exclude={"options"}).items():
         if value == getattr(defaults, name):
             continue
         flag = "--" + name.replace("_", "-")
         if isinstance(value, bool):
-            words.append(flag if value else flag.replace("--", "--no-", 1))
+            arguments.append(flag if value else flag.replace("--", "--no-", 1))
         else:
-            words += [flag, str(value)]
+            arguments += [flag, str(value)]
     for name, value in settings.options.items():
         text = yaml.safe_dump(value, default_flow_style=True, width=math.inf)
-        words += ["--set", f"{name}=" + text.removesuffix("...\n").strip()]
-    return shlex.join(words)
+        arguments += ["--set", f"{name}=" + text.removesuffix("...\n").strip()]
+    return shlex.join(arguments)

@@ -71,8 +71,8 @@ class Cell:
     @property
     def mismatch(self) -> str:
         """What differs from the paper in any of the results; empty if nothing does."""
-        found = (find_mismatch(self.data, r.backbone["name"], r.tasks) for r in self.results)
-        return next(filter(None, found), "")
+        mismatches = (find_mismatch(self.data, r.backbone["name"], r.tasks) for r in self.results)
+        return next(filter(None, mismatches), "")
 
     @property
     def difference(self) -> float | None:
