@@ -73,8 +73,8 @@ class TestConfidenceGate:
         student = learner.student
         confidence = torch.stack(
             [
-                (expert.logit_scale * student.cosine_logits(pixels, expert)).softmax(1).max(1).values
-                for expert in learner.method.experts(student).values()
+                (e.logit_scale * student.cosine_logits(pixels, e)).softmax(1).max(1).values
+                for e in learner.method.experts(student).values()
             ]
         ).max(0).values  # fmt: skip
         batches, stream_loss = [], learner.method.stream_loss
