@@ -172,8 +172,8 @@ def test_disabled_they_leave_no_trace(small) -> None:
     assert not names & set(plan(small(method="dosapp")).identity)
     assert Mitigations().state_dict() == {}
     result, pixels = AdaptResult(tensor([1])), torch.zeros(1)
-    assert BatchCheck().complete(result) is result
-    assert BatchCheck().select(pixels) is pixels
+    assert BatchCheck().add_gated_labels(result) is result
+    assert BatchCheck().select_trusted(pixels) is pixels
 
 
 def test_enabled_they_give_another_key_and_label(small) -> None:
