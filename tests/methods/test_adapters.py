@@ -28,7 +28,7 @@ from dosapp.scenario import Session
 
 
 @pytest.fixture
-def adapting(small, tiny):
+def train_before_stream(small, tiny):
     """A learner after one session, its unlabelled method, and images of a stream."""
 
     def make(adapt: str, method: str = "spu", **changes: object):
@@ -59,8 +59,10 @@ class TestRMT:
             total -= sum(float(flat[i] @ flat[j]) / 0.1 - math.log(below) for j in same) / 2
         assert supervised_contrastive_loss(views, 0.1).item() == pytest.approx(total / 6, rel=1e-4)
 
-    def test_the_loss_has_both_terms_on_the_image_and_its_augmentation(self, adapting) -> None:
-        learner, method, pixels = adapting("rmt")
+    def test_the_loss_has_both_terms_on_the_image_and_its_augmentation(
+        self, train_before_stream
+    ) -> None:
+        learner, method, pixels = train_before_stream("rmt")
         student = learner.student
         net, texts = student.backbone, student.encode_captions()
         old = method.teacher.logit_scale * student.cosine_logits(pixels, method.teacher)
@@ -86,8 +88,8 @@ class TestRMT:
         mean = tiny.encode_image(session.train.read(rows)).mean(dim=0)
         torch.testing.assert_close(learner.method.unlabelled.prototypes[1], mean)
 
-    def test_student_and_teacher_answer_together(self, adapting) -> None:
-        learner, method, pixels = adapting("rmt", lr=1e-2)
+    def test_student_and_teacher_answer_together(self, train_before_stream) -> None:
+        learner, method, pixels = train_before_stream("rmt", lr=1e-2)
         learner.adapt(pixels)
         experts = method.experts(learner.student)
         assert list(experts) == ["ensemble", "teacher", "student"]
@@ -96,8 +98,8 @@ class TestRMT:
         assert isinstance(experts["ensemble"], Ensemble)
         assert not torch.allclose(teacher, student)
 
-    def test_the_teacher_is_an_exponential_moving_average(self, adapting) -> None:
-        learner, method, pixels = adapting("rmt", options={"momentum": 0.9})
+    def test_the_teacher_is_an_exponential_moving_average(self, train_before_stream) -> None:
+        learner, method, pixels = train_before_stream("rmt", options={"momentum": 0.9})
         student, name = learner.student, next(iter(learner.student.backbone.first_mlp_weights()))
         before = method.teacher.weights()[name].clone()
         learner.adapt(pixels)
@@ -119,8 +121,10 @@ class TestRMT:
 
 
 class TestCoTTA:
-    def test_restores_each_trainable_entry_with_the_given_probability(self, adapting) -> None:
-        learner, _, _ = adapting("cotta", "flyp")
+    def test_restores_each_trainable_entry_with_the_given_probability(
+        self, train_before_stream
+    ) -> None:
+        learner, _, _ = train_before_stream("cotta", "flyp")
         generator = torch.Generator().manual_seed(0)
         mask = random_mask(learner.student, 0.01, generator)
         total = sum(m.numel() for m in mask.values())
@@ -128,16 +132,16 @@ class TestCoTTA:
         assert total > 1e6
         assert share == pytest.approx(0.01, abs=4 * (0.01 * 0.99 / total) ** 0.5)
 
-    def test_inside_the_mask_only(self, adapting) -> None:
-        learner, _, _ = adapting("cotta")
+    def test_inside_the_mask_only(self, train_before_stream) -> None:
+        learner, _, _ = train_before_stream("cotta")
         generator = torch.Generator().manual_seed(0)
         for name, drawn in random_mask(learner.student, 0.5, generator).items():
             mask = learner.student.selection.mask[name]
             assert not (drawn & ~mask).any()
             assert int(drawn.sum()) == pytest.approx(0.5 * int(mask.sum()), rel=0.1)
 
-    def test_restored_entries_are_those_of_the_session_end(self, adapting) -> None:
-        learner, method, pixels = adapting("cotta", options={"restore_prob": 1.0})
+    def test_restored_entries_are_those_of_the_session_end(self, train_before_stream) -> None:
+        learner, method, pixels = train_before_stream("cotta", options={"restore_prob": 1.0})
         source = {n: w.detach().clone() for n, w in learner.student.backbone.weights().items()}
         learner.adapt(pixels)
         now = learner.student.backbone.weights()
@@ -145,12 +149,16 @@ class TestCoTTA:
         teacher = method.teacher.weights()
         assert any(not torch.equal(teacher[n], w) for n, w in source.items())  # from before that
 
-    def test_averages_augmentations_only_if_the_source_is_not_confident(self, adapting) -> None:
-        learner, method, pixels = adapting("cotta", options={"ap": 0.0})
+    def test_averages_augmentations_only_if_the_source_is_not_confident(
+        self, train_before_stream
+    ) -> None:
+        learner, method, pixels = train_before_stream("cotta", options={"ap": 0.0})
         student = learner.student
         plain = method.teacher_logits(student, pixels)
         assert torch.equal(method.averaged_logits(student, pixels), plain)
-        learner, method, pixels = adapting("cotta", options={"ap": 1.0, "num_augmentations": 3})
+        learner, method, pixels = train_before_stream(
+            "cotta", options={"ap": 1.0, "num_augmentations": 3}
+        )
         student, generator = learner.student, learner.student.rng("cotta")
         texts = student.encode_captions(method.teacher)
         views = [
@@ -178,8 +186,10 @@ class TestNOTE:
         stored = [int(image) for image in self.fill([0] * 4000, capacity=200).images]
         assert np.mean(stored) == pytest.approx(2000, abs=4 * 4000 / 12**0.5 / 200**0.5)
 
-    def test_a_saved_learner_tells_that_it_stores_images(self, adapting, tmp_path) -> None:
-        learner, method, pixels = adapting("note", options={"memory_size": 3})
+    def test_a_saved_learner_tells_that_it_stores_images(
+        self, train_before_stream, tmp_path
+    ) -> None:
+        learner, method, pixels = train_before_stream("note", options={"memory_size": 3})
         learner.adapt(pixels)
         assert len(method.reservoir.images) == 3
         assert learner.method.stores_data
@@ -194,9 +204,9 @@ class TestNOTE:
         assert '"stores_images": true' in (tmp_path / "x" / "learner.json").read_text()
 
     def test_the_loss_is_the_entropy_of_the_reservoir_over_the_number_of_classes(
-        self, adapting
+        self, train_before_stream
     ) -> None:
-        learner, method, pixels = adapting("note")
+        learner, method, pixels = train_before_stream("note")
         loss = method.stream_loss(learner.student, pixels).loss.item()
         logits = learner.student.scaled_image_logits(torch.stack(method.reservoir.images))
         p = logits.detach().softmax(1)
@@ -254,9 +264,9 @@ class TestPSMT:
         assert not least["a"][0].any()
         assert least["b"].nonzero().squeeze(1).tolist() == list(range(1, 15))
 
-    def test_entries_without_a_gradient_do_not_fill_the_share(self, adapting) -> None:
+    def test_entries_without_a_gradient_do_not_fill_the_share(self, train_before_stream) -> None:
         """After FLYP many token embeddings have none: more than the share that is restored."""
-        learner, _, pixels = adapting("psmt", "flyp")
+        learner, _, pixels = train_before_stream("psmt", "flyp")
         learner.adapt(pixels)
         grads = {n: g.square() for n, g in learner.student.last_gradients().items()}
         none = sum(int((g == 0).sum()) for g in grads.values())
@@ -265,8 +275,10 @@ class TestPSMT:
         restored = sum(int(m.sum()) for m in least_important(grads, {}, 0.03).values())
         assert restored == pytest.approx(0.03 * (total - none), rel=1e-3)
 
-    def test_restores_entries_of_student_and_teacher_to_the_source(self, adapting) -> None:
-        learner, method, pixels = adapting("psmt", options={"restore_ratio": 0.5})
+    def test_restores_entries_of_student_and_teacher_to_the_source(
+        self, train_before_stream
+    ) -> None:
+        learner, method, pixels = train_before_stream("psmt", options={"restore_ratio": 0.5})
         source = {n: w.clone() for n, w in method.source.items()}
         learner.adapt(pixels)
         student, teacher = learner.student.backbone.weights(), method.teacher.weights()
@@ -280,8 +292,8 @@ class TestPSMT:
             changed += int((student[name] != source[name]).sum())
         assert changed == pytest.approx(restored, rel=0.1)
 
-    def test_the_penalty_is_fisher_times_the_squared_distance(self, adapting) -> None:
-        learner, method, pixels = adapting("psmt", options={"restore_ratio": 0.0})
+    def test_the_penalty_is_fisher_times_the_squared_distance(self, train_before_stream) -> None:
+        learner, method, pixels = train_before_stream("psmt", options={"restore_ratio": 0.0})
         learner.adapt(pixels)
         student = learner.student
         weights = student.backbone.weights()
@@ -303,8 +315,8 @@ class TestDSS:
         excluded = tensor([[False, True, True]])
         assert complementary_loss(logits, excluded).item() == pytest.approx(by_hand, rel=1e-4)
 
-    def test_splits_at_a_moving_mean_of_confidence(self, adapting) -> None:
-        learner, method, pixels = adapting("dss-style")
+    def test_splits_at_a_moving_mean_of_confidence(self, train_before_stream) -> None:
+        learner, method, pixels = train_before_stream("dss-style")
         student = learner.student
         result = method.stream_loss(student, pixels)
         old = method.teacher_logits(student, pixels).softmax(1)

@@ -20,11 +20,11 @@ from dosapp.methods.l2p import PromptPool
 from dosapp.methods.slca_gaussians import RIDGE, ClassGaussians
 from dosapp.methods.sparcl import grow_mask
 from dosapp.methods.spu import SPU, ReleasedSPU
-from support import method_checks
+from dosapp.testing.method_checks import train_learner
 
 
 @pytest.fixture
-def begun(small, tiny):
+def train_sessions(small, tiny):
     """A learner after some sessions; with a half, one step into the next (`learner.rest`)."""
 
     def make(method: str, sessions: float = 1, **changes: object):
@@ -44,8 +44,8 @@ def begun(small, tiny):
 class TestZSCL:
     references = {"ref_dataset": "signs"}
 
-    def test_distils_the_original_model_both_ways_times_t_squared(self, begun) -> None:
-        learner, _ = begun("zscl", 0.5, options=self.references | {"ref_batch_size": 6})
+    def test_distils_the_original_model_both_ways_times_t_squared(self, train_sessions) -> None:
+        learner, _ = train_sessions("zscl", 0.5, options=self.references | {"ref_batch_size": 6})
         method, student = learner.method, learner.student
         dataset = method.references
         labels = dataset.train.labels
@@ -67,9 +67,11 @@ class TestZSCL:
                 total -= float((p * q.log()).sum()) / 6
         assert method.distillation(student).item() == pytest.approx(4 * total, rel=1e-4)
 
-    def test_the_average_of_weights_is_the_model_when_the_session_ends(self, begun) -> None:
+    def test_the_average_of_weights_is_the_model_when_the_session_ends(
+        self, train_sessions
+    ) -> None:
         options = self.references | {"avg_freq": 2, "distillation_weight": 0, "ref_batch_size": 1}
-        learner, _ = begun("zscl", 0.5, options=options)
+        learner, _ = train_sessions("zscl", 0.5, options=options)
         name = "visual_projection.weight"
         weight = learner.student.backbone.weights()[name]
         start = learner.method.original.weights()[name].detach().clone()
@@ -156,9 +158,9 @@ class TestL2P:
             ((first + second) / 2).item()
         )
 
-    def test_changes_nothing_of_the_towers(self, begun, tiny) -> None:
+    def test_changes_nothing_of_the_towers(self, train_sessions, tiny) -> None:
         before = {n: w.detach().clone() for n, w in tiny.weights().items()}
-        learner, _ = begun("l2p", 2)
+        learner, _ = train_sessions("l2p", 2)
         after = learner.student.backbone.weights()
         assert all(torch.equal(after[n], w) for n, w in before.items())
         assert learner.student.ever_selected == {"l2p.prompts", "l2p.keys"}
@@ -211,8 +213,10 @@ class TestDualPrompt:
         ended = apply_block(layer, every, prefix, True).rows[0]  # only what is read goes on
         torch.testing.assert_close(ended, by_hand[1:2])
 
-    def test_a_session_trains_its_own_e_prompts_from_the_previous_ones(self, begun) -> None:
-        learner, scenario = begun("dualprompt", 1)
+    def test_a_session_trains_its_own_e_prompts_from_the_previous_ones(
+        self, train_sessions
+    ) -> None:
+        learner, scenario = train_sessions("dualprompt", 1)
         sets = learner.student.backbone.weights()["dualprompt.expert"]
         first = sets.detach().clone()
         steps = learner.training_steps(scenario.session(1))
@@ -227,16 +231,16 @@ class TestDualPrompt:
         assert not learner.method.sessions.training
         assert learner.method.sessions.count == 2
 
-    def test_after_training_the_nearest_key_selects(self, begun, tiny) -> None:
-        learner, scenario = begun("dualprompt", 2)
+    def test_after_training_the_nearest_key_selects(self, train_sessions, tiny) -> None:
+        learner, scenario = train_sessions("dualprompt", 2)
         net = find_wrapper(learner.student.backbone, PrefixPrompts)
         pixels = scenario.tasks[0].test.read(range(4))
         cosines = tiny.encode_image(pixels) @ normalize(net.added[net.keys], dim=1)[:2].T
         net.encode_image(pixels)
         torch.testing.assert_close(net.key_similarity, cosines.max(dim=1).values)
 
-    def test_more_sessions_than_prompts_are_an_error(self, begun) -> None:
-        learner, scenario = begun("dualprompt", 1, options={"pool_size": 1})
+    def test_more_sessions_than_prompts_are_an_error(self, train_sessions) -> None:
+        learner, scenario = train_sessions("dualprompt", 1, options={"pool_size": 1})
         before = learner.digest()
         with pytest.raises(InputError, match="prompts for 1 sessions and this is number 2"):
             learner.learn(scenario.session(1))
@@ -260,9 +264,9 @@ class TestSLCA:
         torch.testing.assert_close(new.mean(0), tensor([3.0, 3.0]), atol=0.01, rtol=0)
         assert new.std(0).max() == pytest.approx(RIDGE**0.5, rel=0.1)  # one point, and the ridge
 
-    def test_projections_learn_faster_than_the_rest(self, begun, tiny) -> None:
+    def test_projections_learn_faster_than_the_rest(self, train_sessions, tiny) -> None:
         before = {n: w.detach().clone() for n, w in tiny.weights().items()}
-        learner, _ = begun("slca", 0.5)
+        learner, _ = train_sessions("slca", 0.5)
         after, lr = learner.student.backbone.weights(), learner.student.lr
         # The first step of AdamW changes an entry by the learning rate, and a little by its decay.
         steps = {n: ((after[n] - w).abs().max() / lr).item() for n, w in before.items()}
@@ -271,8 +275,10 @@ class TestSLCA:
         assert all(4.5 < steps[n] < 5.5 for n in fast)
         assert all(step < 2.5 for n, step in steps.items() if n not in fast)
 
-    def test_after_the_first_session_the_projections_alone_are_aligned(self, begun) -> None:
-        learner, scenario = begun("slca", 1)
+    def test_after_the_first_session_the_projections_alone_are_aligned(
+        self, train_sessions
+    ) -> None:
+        learner, scenario = train_sessions("slca", 1)
         names, totals = [], set()
         for step in learner.training_steps(scenario.session(1)):
             names.append(learner.student.selection.names)
@@ -282,8 +288,10 @@ class TestSLCA:
         assert {len(selected) for selected in names[6:]} == {2}
         assert len(names[5]) > 100
 
-    def test_the_alignment_normalises_by_the_norms_of_each_sessions_logits(self, begun) -> None:
-        learner, scenario = begun("slca", 1)
+    def test_the_alignment_normalises_by_the_norms_of_each_sessions_logits(
+        self, train_sessions
+    ) -> None:
+        learner, scenario = train_sessions("slca", 1)
         student, method = learner.student, learner.method
         for step in learner.training_steps(scenario.session(1)):
             if step.number == 7:
@@ -295,8 +303,8 @@ class TestSLCA:
         by_hand = torch.nn.functional.cross_entropy(scaled, labels)
         torch.testing.assert_close(method.alignment_loss(student, None, 3), by_hand)
 
-    def test_a_class_without_images_is_an_error(self, begun) -> None:
-        learner, scenario = begun("slca", 0)
+    def test_a_class_without_images_is_an_error(self, train_sessions) -> None:
+        learner, scenario = train_sessions("slca", 0)
         full = scenario.session(0)
         prompts = {**full.prompts, "nothing": full.prompts[full.classes[0]]}
         empty = replace(full, classes=(*full.classes, "nothing"), prompts=prompts)
@@ -314,8 +322,8 @@ class TestSparCL:
         other = grow_mask(mask, 0.05, torch.Generator().manual_seed(1))
         assert not torch.equal(full, other)
 
-    def test_importance_is_the_weight_and_half_the_gradient(self, begun) -> None:
-        learner, scenario = begun("sparcl", 0.5, options={"retained_density": 0.05})
+    def test_importance_is_the_weight_and_half_the_gradient(self, train_sessions) -> None:
+        learner, scenario = train_sessions("sparcl", 0.5, options={"retained_density": 0.05})
         student, method, batch = learner.student, learner.method, first_batch(scenario)
         name, weight = next(iter(student.backbone.linear_weights().items()))
         mask = method.compute_mask(student, 0, method.importance(student, [batch]))[name]
@@ -326,17 +334,17 @@ class TestSparCL:
         assert mask.flatten()[top].all()
         assert int(mask.sum()) == len(top)
 
-    def test_only_five_per_cent_of_every_linear_layer_changes(self, begun, tiny) -> None:
+    def test_only_five_per_cent_of_every_linear_layer_changes(self, train_sessions, tiny) -> None:
         before = {n: w.detach().clone() for n, w in tiny.weights().items()}
-        learner, _ = begun("sparcl", 1)
+        learner, _ = train_sessions("sparcl", 1)
         for name, weight in learner.student.backbone.weights().items():
             changed = int((weight != before[name]).sum())
             allowed = int(0.05 * weight.numel()) if name in tiny.linear_weights() else 0
             assert changed <= allowed
             assert bool(changed) == bool(allowed)
 
-    def test_a_new_mask_keeps_the_moments_of_entries_that_stay(self, begun) -> None:
-        learner, scenario = begun("sparcl", 0, epochs=2, options={"mask_interval": 1})
+    def test_a_new_mask_keeps_the_moments_of_entries_that_stay(self, train_sessions) -> None:
+        learner, scenario = train_sessions("sparcl", 0, epochs=2, options={"mask_interval": 1})
         steps = learner.training_steps(scenario.session(0))
         for _ in range(3):
             next(steps)
@@ -367,8 +375,8 @@ def first_batch(scenario) -> Batch:
 
 
 class TestSPU:
-    def test_scores_by_the_clip_loss_or_by_the_output_norm(self, begun) -> None:
-        learner, scenario = begun("spu", 1)
+    def test_scores_by_the_clip_loss_or_by_the_output_norm(self, train_sessions) -> None:
+        learner, scenario = train_sessions("spu", 1)
         student, batch = learner.student, first_batch(scenario)
         images, texts = student.encode_pairs(batch.pixels, batch.labels)
         rows = (student.backbone.logit_scale * images @ texts.T).tolist()
@@ -381,8 +389,8 @@ class TestSPU:
         spu = SPU(output_norm=True, score_on_quarter=True, extra_weights="biases and projection")
         assert ReleasedSPU().hyperparameters() == spu.hyperparameters()
 
-    def test_scores_can_be_computed_on_a_quarter_of_the_batches(self, begun) -> None:
-        learner, scenario = begun("spu", 1)
+    def test_scores_can_be_computed_on_a_quarter_of_the_batches(self, train_sessions) -> None:
+        learner, scenario = train_sessions("spu", 1)
         scored = []
 
         class Counting(SPU):
@@ -405,7 +413,7 @@ def test_cross_entropy_to_a_distribution_by_hand() -> None:
 
 
 def test_an_empty_replay_buffer_stores_nothing_and_a_negative_one_is_an_error(small, tiny) -> None:
-    learner, _ = method_checks.lived(small(method="flyp", buffer_size=0), tiny, 1)
+    learner, _ = train_learner(small(method="flyp", buffer_size=0), tiny, 1)
     assert len(learner.replay_buffer) == 0
     with pytest.raises(InputError, match="buffer_size is -1"):
         small(method="flyp", buffer_size=-1)

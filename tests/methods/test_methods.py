@@ -19,7 +19,8 @@ from dosapp.methods.flyp import FLYP
 from dosapp.methods.registry import METHODS, build_method
 from dosapp.methods.self_training import SelfTraining
 from dosapp.methods.spu import SPU
-from support import method_checks
+from dosapp.testing.method_checks import METHOD_CHECKS, check_save_and_load, train_learner
+from support.pair_checks import check_only_candidates_change, check_pair
 
 NAMED = [("spu", "self-training"), ("spu", "rmt"), ("sparcl", "rmt"), ("flyp", "dosapp")]
 ALONE = [(name, None) for name, kind in METHODS.items() if kind.phase != "unlabelled"]
@@ -53,41 +54,26 @@ def pair_settings(small):
 
 @pytest.mark.parametrize("pair", ALONE, ids=pair_id)
 class TestEveryMethod:
-    def test_inputs_are_not_modified(self, pair, pair_settings, tiny) -> None:
-        method_checks.inputs_are_not_modified(pair_settings(pair), tiny)
-
-    def test_predicting_changes_nothing(self, pair, pair_settings, tiny) -> None:
-        method_checks.predicting_changes_nothing(pair_settings(pair), tiny)
-
-    def test_load_of_save(self, pair, pair_settings, tiny, tmp_path) -> None:
-        method_checks.load_of_save_answers_and_learns_the_same(
-            pair_settings(pair, buffer_size=6), tiny, tmp_path / "learner"
-        )
-
-    def test_an_empty_stream_changes_nothing(self, pair, pair_settings, tiny) -> None:
-        method_checks.an_empty_stream_changes_nothing(pair_settings(pair), tiny)
-
-    def test_odd_batches(self, pair, pair_settings, tiny) -> None:
-        method_checks.odd_batches_work(pair_settings(pair), tiny)
-
-    def test_same_seed_same_matrix(self, pair, pair_settings, tmp_path) -> None:
-        method_checks.same_seed_same_matrix(pair_settings(pair), tmp_path)
+    @pytest.mark.parametrize("check", METHOD_CHECKS, ids=lambda check: check.__name__)
+    def test_passes(self, pair, check, pair_settings, tiny, tmp_path) -> None:
+        buffer_size = 6 if check is check_save_and_load else 0
+        check(pair_settings(pair, buffer_size=buffer_size), tiny, tmp_path)
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=pair_id)
 def test_every_pair_passes_all_checks(pair, pair_settings, tiny, tmp_path) -> None:
-    method_checks.everything_holds(pair_settings(pair), tiny, tmp_path / "learner")
+    check_pair(pair_settings(pair), tiny, tmp_path / "learner")
 
 
 @pytest.mark.parametrize("pair", SPARSE, ids=pair_id)
 def test_sparse_methods_leave_everything_else_bit_identical(pair, small, tiny) -> None:
-    method_checks.weights_outside_the_candidates_stay(small(method=pair[0], adapt=pair[1]), tiny)
+    check_only_candidates_change(small(method=pair[0], adapt=pair[1]), tiny)
 
 
 def test_released_spu_trains_biases_and_the_image_projection_without_a_mask(small, tiny) -> None:
     before = {n: w.detach().clone() for n, w in tiny.weights().items()}
     released = {"extra_weights": "biases and projection"}
-    learner, _ = method_checks.lived(small(method="spu", options=released), tiny, 1)
+    learner, _ = train_learner(small(method="spu", options=released), tiny, 1)
     after = learner.student.backbone.weights()
     changed = {n for n, w in after.items() if not torch.equal(w, before[n])}
     assert changed == set(tiny.first_mlp_weights()) | set(tiny.spu_extra_weights())
@@ -98,7 +84,7 @@ def test_released_spu_trains_biases_and_the_image_projection_without_a_mask(smal
 
 def test_zero_shot_never_changes_a_weight(small, tiny) -> None:
     before = {n: w.detach().clone() for n, w in tiny.weights().items()}
-    learner, _ = method_checks.lived(small(method="zero-shot"), tiny)
+    learner, _ = train_learner(small(method="zero-shot"), tiny)
     after = learner.student.backbone.weights()
     assert all(torch.equal(after[n], w) for n, w in before.items())
 
@@ -128,7 +114,7 @@ def test_methods_of_other_packages_are_found_by_name(tmp_path) -> None:
 
 class TestDoSAPP:
     def trained(self, small, tiny, sessions: int = 2, **changes: object):
-        return method_checks.lived(small(method="dosapp", **changes), tiny, sessions)
+        return train_learner(small(method="dosapp", **changes), tiny, sessions)
 
     def test_a_session_changes_ten_per_cent_of_each_candidate(self, small, tiny) -> None:
         before = {n: w.detach().clone() for n, w in tiny.first_mlp_weights().items()}
@@ -212,7 +198,7 @@ class TestDoSAPP:
 
     def test_after_another_method_the_teacher_has_that_methods_weights(self, small, tiny) -> None:
         settings = small(method="flyp", adapt="dosapp")
-        learner, _ = method_checks.lived(settings, tiny)
+        learner, _ = train_learner(settings, tiny)
         experts = learner.method.experts(learner.student)
         assert list(experts) == ["teacher", "student"]
         student, teacher = learner.student.backbone.weights(), experts["teacher"].weights()
@@ -284,7 +270,7 @@ class TestCombinations:
     """A labelled and an unlabelled method whose hooks depend on each other."""
 
     def test_prototypes_are_computed_after_the_alignment(self, small, tiny) -> None:
-        learner, scenario = method_checks.lived(small(method="slca", adapt="rmt"), tiny, 1)
+        learner, scenario = train_learner(small(method="slca", adapt="rmt"), tiny, 1)
         session = scenario.session(1)
         learner.learn(session)
         rows = (session.train.labels == 0).nonzero()[0]
@@ -301,13 +287,13 @@ class TestCombinations:
         assert all(torch.equal(student[n], teacher[n]) for n in student)
 
     def test_weights_without_a_mask_train_on_the_stream_too(self, small, tiny) -> None:
-        learner, _ = method_checks.lived(small(method="spu-released", adapt="dosapp"), tiny, 1)
+        learner, _ = train_learner(small(method="spu-released", adapt="dosapp"), tiny, 1)
         names = set(learner.student.selection.names)
         assert names == set(tiny.first_mlp_weights()) | set(tiny.spu_extra_weights())
 
     def test_in_an_extra_stage_a_teacher_is_fixed_where_the_student_is(self, small, tiny) -> None:
         settings = small(method="slca", adapt="dosapp", options={"delta": 1.0})
-        learner, scenario = method_checks.lived(settings, tiny, 1)
+        learner, scenario = train_learner(settings, tiny, 1)
         teacher = learner.method.unlabelled.teacher.weights()
         frozen = next(iter(tiny.first_mlp_weights()))
         for step in learner.training_steps(scenario.session(1)):

@@ -111,6 +111,7 @@ def check_deterministic(settings: RunSettings, backbone: CLIPBackbone, folder: P
     """The same seed gives the same weights and the same accuracies."""
     first, second = (run(settings, folder / name) for name in "ab")
     assert first.matrices == second.matrices, "the same seed gave other accuracies"
+    assert first.metrics == second.metrics, "the same seed gave other metrics"
     assert first.weights == second.weights, "the same seed gave other weights"
 
 
@@ -149,7 +150,10 @@ def check_empty_stream(settings: RunSettings, backbone: CLIPBackbone, folder: Pa
 def check_unusual_batches(settings: RunSettings, backbone: CLIPBackbone, folder: Path) -> None:
     """One image, one class, and a session that is smaller than a batch work."""
     learner, scenario = train_learner(settings, backbone, 1)
-    use_unusual_batches(learner, scenario.session(1).unlabelled.read([0] * 5))
+    try:
+        use_unusual_batches(learner, scenario.session(1).unlabelled.read([0] * 5))
+    except Exception as error:
+        raise AssertionError(f"an unusual batch cannot be used: {error}") from error
 
 
 def use_unusual_batches(learner: Learner, one_class: Tensor) -> None:
