@@ -87,7 +87,8 @@ class Backbone(Protocol):
     embed_dim: int  # D
 
     @property
-    def logit_scale(self) -> Tensor: ...
+    def logit_scale(self) -> Tensor:
+        """The factor on cosines before a softmax."""
 
     @property
     def preprocess(self) -> Preprocess:
@@ -107,7 +108,8 @@ class Backbone(Protocol):
     def project_image(self, pooled: Tensor) -> Tensor:
         """Unit features `[B, D]`."""
 
-    def encode_text(self, captions: Captions) -> Tensor: ...
+    def encode_text(self, captions: Captions) -> Tensor:
+        """Unit features `[C, D]` of captions."""
 
     def encode_image_trunk(self, pixels: Tensor) -> Pixels:
         """Run images through the trunk; as they were if sharing it does not pay."""

@@ -24,6 +24,15 @@ class BackboneWrapper:
     Args:
         inner: The wrapped backbone.
         added: Initial values of the added parameters, by name.
+
+    Example:
+        >>> from dosapp.backbones.registry import load_backbone
+        >>> class Shifted(BackboneWrapper):
+        ...     def project_image(self, pooled: Tensor) -> Tensor:
+        ...         return super().project_image(pooled + self.added["shift"])
+        >>> backbone = Shifted(load_backbone("tiny"), {"shift": torch.zeros(128)})
+        >>> backbone.weights()["shift"].shape
+        torch.Size([128])
     """
 
     def __init__(self, inner: Backbone, added: dict[str, Tensor]) -> None:

@@ -18,6 +18,10 @@ EVAL_BATCH_SIZE = 256
 class Evaluator:
     """Accuracies of the experts of a learner, in per cent.
 
+    Args:
+        scenario: The tasks whose test sets are used.
+        learner: The learner to evaluate.
+
     Example:
         >>> from dosapp import Learner, RunSettings
         >>> from dosapp.experiments.plan import plan

@@ -46,7 +46,15 @@ CHECKPOINT_INTERVAL = 50  # steps
 
 
 class RunCallback:
-    """Called while a run goes on; every default does nothing."""
+    """Called while a run goes on; every default does nothing.
+
+    Example:
+        >>> class PrintAccuracies(RunCallback):
+        ...     def on_evaluation(self, session: int, accuracies: list[float]) -> None:
+        ...         print(f"session {session}: {accuracies}")
+        >>> PrintAccuracies().on_evaluation(0, [97.5])
+        session 0: [97.5]
+    """
 
     def on_begin(self, label: str, sessions: int) -> None:
         """The run starts or continues."""

@@ -58,6 +58,12 @@ Ability = Literal[
 def method_dataclass(cls: type[T]) -> type[T]:
     """Make a dataclass whose fields are validated when it is constructed.
 
+    Args:
+        cls: A subclass of `Method`; its annotated fields are the hyper-parameters.
+
+    Returns:
+        The same class, as a dataclass.
+
     Example:
         >>> from dosapp import Method, method_dataclass
         >>> @method_dataclass
@@ -103,6 +109,11 @@ class AdaptResult:
     """What one batch of the stream gave.
 
     A method fills in `labels`, `loss` and `disagreement`; the learner adds the rest.
+
+    Example:
+        >>> import torch
+        >>> AdaptResult(torch.tensor([0, 2]), trusted=torch.tensor([True, False])).gated
+        1
     """
 
     labels: Tensor  # [B] pseudo-labels, indices of the student's classes
