@@ -159,8 +159,7 @@ def test_only_the_precision_changes_the_key_of_a_result(small) -> None:
 
 COMPILE = """
 import torch
-from dosapp.bench.model import random_clip, random_images
-from dosapp.bench.model import small as small_config
+from dosapp.bench.model import random_clip, random_images, small
 from dosapp.settings import LearnerSettings
 backbone = random_clip(small())
 with torch.no_grad():
