@@ -161,7 +161,7 @@ COMPILE = """
 import torch
 from dosapp.bench.model import random_clip, random_images, small
 from dosapp.settings import LearnerSettings
-backbone = random_clip(small_config())
+backbone = random_clip(small())
 with torch.no_grad():
     expected = backbone.encode_image(random_images(3, 32))
     backbone.configure(LearnerSettings(compile=True))
