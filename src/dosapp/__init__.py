@@ -6,7 +6,7 @@ The public names are listed in `__init__.pyi`. They are imported when they are f
 
 import ast
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,10 @@ PUBLIC = {  # name → the module that defines it
     for alias in statement.names
 }
 
-__version__ = version("dosapp")
+try:
+    __version__ = version("dosapp")
+except PackageNotFoundError:  # a source tree that is not installed
+    __version__ = "unknown"
 __all__ = ["__version__", *PUBLIC]  # noqa: PLE0604
 
 

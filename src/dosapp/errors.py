@@ -33,7 +33,7 @@ class DivergedError(DosappError):
 
 
 class BusyError(DosappError):
-    """A queue is full or the writer is stopping; nothing was changed (HTTP 429)."""
+    """A queue is full, a folder is locked or the writer is stopping; nothing changed (HTTP 429)."""
 
 
 class ReadOnlyError(DosappError):

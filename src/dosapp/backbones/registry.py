@@ -82,6 +82,7 @@ def resolve_lr(settings: S) -> S:
 
 @cache
 def _tiny_rates() -> dict[str, float]:
-    tuned: dict[str, Any] = yaml.safe_load((TINY / "rates.yaml").read_text())
+    path = TINY / "rates.yaml"  # missing while `dosapp tune` writes it for the first time
+    tuned: dict[str, Any] = yaml.safe_load(path.read_text()) if path.exists() else {"rates": {}}
     rates: dict[str, float] = tuned["rates"]
     return rates

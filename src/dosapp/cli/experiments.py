@@ -231,7 +231,7 @@ def _print_dry_run(names: list[str], scale: "Scale", folder: Path) -> None:
         try:
             with err.status("measuring a few steps of each kind of run"):
                 err.print(_costs(estimate(missing)))
-        except InputError as error:  # data or backbone is missing; the list is still correct
+        except DosappError as error:  # data or backbone is missing; the list is still correct
             err.print(f"note: the costs cannot be estimated here: {error}")
 
 

@@ -10,12 +10,13 @@ import json
 import os
 import secrets
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -130,17 +131,24 @@ class CachedImages:
 
     @cached_property
     def _keys(self) -> list[str]:
-        self._ensure_decoded()
-        keys: list[str] = json.loads(self._path.with_suffix(".json").read_text())
+        keys: list[str] = self._read_cache(
+            lambda: json.loads(self._path.with_suffix(".json").read_text())
+        )
         return keys
 
     @cached_property
     def _pixels(self) -> np.ndarray:
-        self._ensure_decoded()
+        pixels: np.ndarray = self._read_cache(lambda: np.load(self._path, mmap_mode="r"))
         with suppress(OSError):
             os.utime(self._path)  # when it was last used
-        pixels: np.ndarray = np.load(self._path, mmap_mode="r")
         return pixels
+
+    def _read_cache(self, read: Callable[[], Any]) -> Any:
+        """Decode if needed, then read; again if another process evicts the file in between."""
+        while True:
+            self._ensure_decoded()
+            with suppress(FileNotFoundError):
+                return read()
 
     def _ensure_decoded(self) -> None:
         if self._path.exists():
@@ -188,9 +196,10 @@ def evict_least_recently_used(folder: Path, limit: float, keep: Path) -> None:
         if total <= limit:
             return
         if path != keep:
-            total -= path.stat().st_size
-            path.unlink()
-            path.with_suffix(".json").unlink(missing_ok=True)
+            with suppress(OSError):  # a file of another user stays
+                total -= path.stat().st_size
+                path.unlink()
+                path.with_suffix(".json").unlink(missing_ok=True)
 
 
 def _size_limit() -> float:

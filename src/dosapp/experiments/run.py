@@ -34,6 +34,7 @@ from dosapp.experiments.metrics import (
 )
 from dosapp.experiments.plan import Plan, plan, run_label
 from dosapp.experiments.result import Result, matrix_cells
+from dosapp.history.record import State
 from dosapp.learner.learner import Learner
 from dosapp.learner.persistence import write_description
 from dosapp.methods.base import AdaptResult
@@ -235,7 +236,7 @@ class Experiment:
             self.callback.on_training_step(t, step.number, step.total, step.loss)
             if step.number % CHECKPOINT_INTERVAL == 0:
                 progress.done = step.number
-                self.history.checkpoint(self.learner.state(), self._working_state())
+                self._checkpoint()
         self._record("steps", "lessons", t, done)
         self._evaluate(t, "before")
         self._end_phase(t, "adapt", f"session {t + 1}: learned")
@@ -255,7 +256,7 @@ class Experiment:
             self.callback.on_stream_step(t, n + 1, batches)
             if (n + 1) % CHECKPOINT_INTERVAL == 0:
                 progress.done = n + 1
-                self.history.checkpoint(self.learner.state(), self._working_state())
+                self._checkpoint()
         self._record("steps", "stream", t, batches)
         self._evaluate(t, "after", unchanged=batches == 0)
         self._end_phase(t, "learn", f"session {t + 1}: adapted")
@@ -276,7 +277,10 @@ class Experiment:
         measured = {"accuracy": accuracies}
         self.history.append(self.learner.state(), self._working_state(), reason, measured)
 
-    def _working_state(self) -> Any:
+    def _checkpoint(self) -> None:
+        self.history.checkpoint(self.learner.state(), self._working_state())
+
+    def _working_state(self) -> State:
         working = self.learner.working_state()
         working.facts["progress"] = asdict(self.progress)
         return working

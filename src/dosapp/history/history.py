@@ -269,8 +269,8 @@ class History:
 
     def at(self, number: int) -> State:
         """The state of a version."""
-        self._check_number(number)
-        return State(self._reconstruct(number).tensors, dict(self._describe(number).facts))
+        facts = dict(self.version(number).facts)
+        return State(self._reconstruct(number).tensors, facts)
 
     def versions(self) -> list[Version]:
         """Descriptions of all versions up to the first corrupt one; tensors are not read."""
@@ -288,7 +288,11 @@ class History:
     def version(self, number: int) -> Version:
         """The description of one version."""
         self._check_number(number)
-        return self._describe(number)
+        try:
+            return self._describe(number)
+        except CorruptRecordError:
+            self._check_number(number)  # pruned by another process meanwhile
+            raise
 
     def diff(self, first: int, second: int) -> list[TensorDiff]:
         """What changed from one version to another; 0 is before any training."""

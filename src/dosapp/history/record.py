@@ -5,6 +5,7 @@ Nothing is pickled, so reading a record cannot execute code.
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from dosapp.errors import CorruptRecordError
+from dosapp.errors import CorruptRecordError, StorageError
 from dosapp.runtime.files import write_bytes
 
 
@@ -68,6 +69,8 @@ def read_facts(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def _read_file(path: Path, with_tensors: bool) -> tuple[dict[str, Any], str, dict[str, Tensor]]:
+    if path.exists() and not os.access(path, os.R_OK):  # intact, but of another user
+        raise StorageError(f"'{path}' cannot be read by this user; ask its owner for access")
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}

@@ -13,6 +13,7 @@ from dosapp.errors import CorruptRecordError, InputError
 from dosapp.functional.named_tensors import select_prefix
 from dosapp.history.history import History
 from dosapp.history.record import State
+from dosapp.methods.registry import rename_options
 from dosapp.runtime.files import read_json, write_json
 from dosapp.settings import LearnerSettings
 from dosapp.student.selection import Selection
@@ -74,10 +75,19 @@ def check_folder(learner: "Learner", folder: Path) -> None:
     if (folder / "learner.json").exists():
         known = LearnerDescription.read(folder)
         settings = known.learner_settings(folder, learner.settings.device)
-        if settings != learner.settings or known.fingerprint != learner.fingerprint:
+        if (
+            _comparable(settings) != _comparable(learner.settings)
+            or known.fingerprint != learner.fingerprint
+        ):
             raise InputError(f"'{folder}' holds a learner with other settings; save elsewhere")
     elif folder.exists() and any(path.name[0] != "." for path in folder.iterdir()):
         raise InputError(f"'{folder}' is not empty and holds no learner; save elsewhere")
+
+
+def _comparable(settings: LearnerSettings) -> LearnerSettings:
+    """With today's names of hyper-parameters."""
+    options = rename_options(settings.method, settings.adapt, settings.options)
+    return settings.model_copy(update={"options": options})
 
 
 def load_latest(history: History) -> tuple[State, State | None]:

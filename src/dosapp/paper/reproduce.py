@@ -201,7 +201,7 @@ def check_stored(
     """
     store, timed = Store(folder), list_timed_runs(scale) if "time" in names else {}
     files = folder.glob("*/result.json")
-    candidates = {_training_settings(read_json(file)["settings"]) for file in files}
+    candidates = {_training_settings(settings) for file in files if (settings := _stored(file))}
     unavailable: set[tuple[str, str]] = set()  # looking for a backbone on the hub takes long
 
     def is_stored(run: RunSettings) -> bool:
@@ -222,6 +222,14 @@ def check_stored(
         except DosappError:
             is_timed = False
     return stored + [(run, is_timed) for run in timed.values()]
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    """The settings of a stored result; empty if the file cannot be read."""
+    try:
+        return dict(read_json(path)["settings"])
+    except (DosappError, KeyError, TypeError, ValueError):
+        return {}
 
 
 def _training_settings(settings: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dosapp.errors import DosappError, InputError
+from dosapp.runtime.extras import missing_extra
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -27,7 +28,7 @@ class RequestError(DosappError):
 
 
 class InvalidRequestError(RequestError, InputError):
-    """The service answered 4xx: the caller can change the request or repeat it."""
+    """The service answered 4xx because of the request itself: not 409 (replica), 429 (busy)."""
 
 
 class Client:
@@ -50,9 +51,7 @@ class Client:
         try:
             import httpx2
         except ImportError as error:
-            raise InputError(
-                f"the client needs more packages ({error}); install the extra 'serve'"
-            ) from error
+            raise missing_extra("the client", "serve", error) from error
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._transport_error = httpx2.TransportError
         self._http = httpx2.Client(base_url=url, headers=headers, timeout=timeout)
@@ -217,7 +216,8 @@ class Client:
             message = response.json()["error"]
         except (ValueError, KeyError, TypeError):
             message = response.text[:200]
-        kind = InvalidRequestError if response.status_code < 500 else RequestError
+        is_input = response.status_code < 500 and response.status_code not in (409, 429)
+        kind = InvalidRequestError if is_input else RequestError
         raise kind(message, response.status_code, response.headers.get("x-request-id", ""))
 
 

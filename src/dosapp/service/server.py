@@ -10,6 +10,7 @@ from dosapp.data.preprocess import to_bytes
 from dosapp.errors import InputError
 from dosapp.experiments.plan import build_scenario
 from dosapp.learner.learner import Learner
+from dosapp.runtime.extras import missing_extra
 from dosapp.service.guards import Canary
 from dosapp.service.log_config import configure_logging
 from dosapp.service.service import open_service
@@ -69,9 +70,7 @@ def serve(
         from dosapp.service.http.app import build_app
     except ImportError as error:
         extras = "serve,ray" if replicas else "serve"
-        raise InputError(
-            f"serving needs more packages ({error}); install the extras '{extras}'"
-        ) from error
+        raise missing_extra("serving", extras, error) from error
     _exit_on_sigterm()
     configure_logging(settings)
     with open_service(folder, settings, follow=follow, canary=canary) as service:

@@ -105,7 +105,7 @@ class Service:
                 answer = reply.result()
                 self.answered += len(pixels)
                 if learn:
-                    self.offer(pixels, answer.predictions)
+                    self._try_offer(pixels, answer.predictions)
                 served = [self._apply_threshold(p) for p in answer.predictions]
                 result.set_result(PredictResult(answer.version, served))
             except Exception as error:
@@ -113,6 +113,13 @@ class Service:
 
         self.reader.submit(pixels, top).add_done_callback(complete)
         return result
+
+    def _try_offer(self, pixels: Tensor, predictions: Sequence[Prediction]) -> None:
+        """Offer images to the stream; an error there does not fail the prediction."""
+        try:
+            self.offer(pixels, predictions)
+        except Exception:
+            logger.exception("predicted images were not offered to the stream")
 
     def _apply_threshold(self, p: Prediction) -> ServedPrediction:
         known = p.score >= self.settings.unknown_threshold

@@ -445,7 +445,7 @@ class Writer:
         measured["disagreement"] = _mean(steps)
         try:
             self._append(self._last_good, f"{len(steps)} steps on the stream", measured)
-        except StorageError as error:  # go on, and try again after an interval
+        except (DosappError, OSError) as error:  # go on, and try again after an interval
             self.last_error, self._last_change = str(error), time.monotonic()
             logger.warning("%d steps on the stream are not saved: %s", len(steps), error)
 

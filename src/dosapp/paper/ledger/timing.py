@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dosapp.errors import InputError
+from dosapp.errors import DosappError
 from dosapp.experiments.costs import time_sessions
 from dosapp.paper.ledger.cells import find_mismatch
 from dosapp.paper.ledger.table import Ledger, markdown_row
@@ -29,7 +29,7 @@ class TimeLedger(Ledger):
         """The stored times; `seconds` is empty if there are none."""
         try:
             times = time_sessions(list_timed_runs(self.scale), self.store.folder, self.measure)
-        except InputError as error:
+        except DosappError as error:
             self.unavailable.append(str(error))
             times = None
         if times and "tasks" not in times and not self.scale.data:

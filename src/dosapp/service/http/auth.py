@@ -21,8 +21,8 @@ async def require_teach(request: Request) -> Caller:
     return authorize(request, "teach")
 
 
-Predicting = Annotated[Caller, Depends(require_predict)]
-Teaching = Annotated[Caller, Depends(require_teach)]
+PredictCaller = Annotated[Caller, Depends(require_predict)]
+TeachCaller = Annotated[Caller, Depends(require_teach)]
 
 
 def authorize(request: Request, role: Role) -> Caller:

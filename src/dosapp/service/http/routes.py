@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from dosapp.errors import InputError
 from dosapp.history.history import Version
-from dosapp.service.http.auth import Predicting, Teaching
+from dosapp.service.http.auth import PredictCaller, TeachCaller
 from dosapp.service.http.requests import ThreadPools, content_type, read_form, read_json
 from dosapp.service.http.schemas import (
     AuditEntry,
@@ -67,8 +67,8 @@ async def get_pools(request: Request) -> ThreadPools:
     return pools
 
 
-Served = Annotated[Service, Depends(get_service)]
-Pools = Annotated[ThreadPools, Depends(get_pools)]
+ServiceDep = Annotated[Service, Depends(get_service)]
+PoolsDep = Annotated[ThreadPools, Depends(get_pools)]
 
 
 def describe_body(
@@ -93,9 +93,9 @@ def describe_body(
 @router.post("/predict", openapi_extra=describe_body(PredictRequest, "images", accepts_raw=True))
 async def predict(
     request: Request,
-    caller: Predicting,
-    service: Served,
-    pools: Pools,
+    caller: PredictCaller,
+    service: ServiceDep,
+    pools: PoolsDep,
     top: Annotated[int, Query(ge=1, le=1000, description="classes per image")] = 5,
     learn: Annotated[bool, Query(description="whether the images join the stream")] = True,
     shape: Annotated[str, Query(description="of a raw tensor: n,3,H,W")] = "",
@@ -141,7 +141,9 @@ def to_response(result: PredictResult) -> PredictResponse:
 
 
 @router.post("/learn", status_code=202, openapi_extra=describe_body(LearnRequest, "archive"))
-async def learn(request: Request, caller: Teaching, service: Served, pools: Pools) -> JobResponse:
+async def learn(
+    request: Request, caller: TeachCaller, service: ServiceDep, pools: PoolsDep
+) -> JobResponse:
     """Start a session: a zip of class folders (`archive`), images of one class (`name`, `images`),
     a server-side folder, or only the corrections that wait. Answers with a job."""
     kind, uploads = content_type(request), service.uploads
@@ -165,19 +167,19 @@ async def learn(request: Request, caller: Teaching, service: Served, pools: Pool
 
 
 @router.get("/jobs")
-async def jobs(caller: Teaching, service: Served) -> list[JobResponse]:
+async def jobs(caller: TeachCaller, service: ServiceDep) -> list[JobResponse]:
     """All sessions that are known, the oldest first."""
     return [to_job_response(job) for job in service.jobs()]
 
 
 @router.get("/jobs/{job}")
-async def job(job: str, caller: Teaching, service: Served) -> JobResponse:
+async def job(job: str, caller: TeachCaller, service: ServiceDep) -> JobResponse:
     """How a session is doing."""
     return to_job_response(find_job(service, job))
 
 
 @router.post("/jobs/{job}/cancel")
-async def cancel(job: str, caller: Teaching, service: Served) -> JobResponse:
+async def cancel(job: str, caller: TeachCaller, service: ServiceDep) -> JobResponse:
     """Cancel a session; it ends after its current step and changes nothing."""
     target = find_job(service, job)
     service.cancel(target, caller.name)
@@ -199,7 +201,7 @@ def to_job_response(job: Job) -> JobResponse:
 
 @router.post("/correct", openapi_extra=describe_body(CorrectRequest))
 async def correct(
-    request: Request, caller: Teaching, service: Served, pools: Pools
+    request: Request, caller: TeachCaller, service: ServiceDep, pools: PoolsDep
 ) -> CorrectResponse:
     """Give the true class of an image. It joins the next session."""
     body = await read_json(request, CorrectRequest)
@@ -209,7 +211,7 @@ async def correct(
 
 
 @router.post("/correct/forget")
-async def forget(caller: Teaching, service: Served, pools: Pools) -> ForgetResponse:
+async def forget(caller: TeachCaller, service: ServiceDep, pools: PoolsDep) -> ForgetResponse:
     """Drop the corrections that wait; answers how many there were."""
     return ForgetResponse(forgotten=await pools.decode(service.forget_corrections, caller.name))
 
@@ -218,7 +220,7 @@ async def forget(caller: Teaching, service: Served, pools: Pools) -> ForgetRespo
 
 
 @router.get("/classes")
-async def classes(caller: Predicting, service: Served) -> ClassesResponse:
+async def classes(caller: PredictCaller, service: ServiceDep) -> ClassesResponse:
     """All classes of the version that answers."""
     published = service.reader.published
     return ClassesResponse(version=published.number, classes=published.learner.classes)
@@ -226,7 +228,7 @@ async def classes(caller: Predicting, service: Served) -> ClassesResponse:
 
 @router.post("/classes/rename", openapi_extra=describe_body(RenameRequest))
 async def rename(
-    request: Request, caller: Teaching, service: Served, pools: Pools
+    request: Request, caller: TeachCaller, service: ServiceDep, pools: PoolsDep
 ) -> ChangeResponse:
     """Rename a class, as a new version."""
     body = await read_json(request, RenameRequest)
@@ -236,7 +238,7 @@ async def rename(
 
 @router.post("/classes/remove", openapi_extra=describe_body(RemoveRequest))
 async def remove(
-    request: Request, caller: Teaching, service: Served, pools: Pools
+    request: Request, caller: TeachCaller, service: ServiceDep, pools: PoolsDep
 ) -> ChangeResponse:
     """Remove a class, as a new version. Weights stay as they were trained."""
     body = await read_json(request, RemoveRequest)
@@ -248,9 +250,9 @@ async def remove(
 
 @router.get("/versions")
 async def versions(
-    caller: Predicting,
-    service: Served,
-    pools: Pools,
+    caller: PredictCaller,
+    service: ServiceDep,
+    pools: PoolsDep,
     last: Annotated[int, Query(ge=1, le=10_000)] = 100,
 ) -> list[VersionSummary]:
     """The last versions, the oldest first."""
@@ -260,7 +262,7 @@ async def versions(
 
 @router.get("/versions/{number}")
 async def version(
-    number: int, caller: Predicting, service: Served, pools: Pools
+    number: int, caller: PredictCaller, service: ServiceDep, pools: PoolsDep
 ) -> VersionResponse:
     """One version with its classes."""
     try:
@@ -280,7 +282,7 @@ def summarize(version: Version) -> dict[str, Any]:
 
 @router.post("/rollback", openapi_extra=describe_body(RollbackRequest))
 async def rollback(
-    request: Request, caller: Teaching, service: Served, pools: Pools
+    request: Request, caller: TeachCaller, service: ServiceDep, pools: PoolsDep
 ) -> ChangeResponse:
     """Restore a version as a new version: nothing is lost."""
     body = await read_json(request, RollbackRequest)
@@ -291,25 +293,25 @@ async def rollback(
 
 
 @router.post("/freeze")
-async def freeze(caller: Teaching, service: Served, pools: Pools) -> FreezeResponse:
+async def freeze(caller: TeachCaller, service: ServiceDep, pools: PoolsDep) -> FreezeResponse:
     """Stop learning from the stream at once; `trouble` tells if a restart would not know."""
     return FreezeResponse(frozen=True, trouble=await pools.wait(service.freeze, caller.name))
 
 
 @router.post("/unfreeze")
-async def unfreeze(caller: Teaching, service: Served, pools: Pools) -> FreezeResponse:
+async def unfreeze(caller: TeachCaller, service: ServiceDep, pools: PoolsDep) -> FreezeResponse:
     """Learn from the stream again."""
     return FreezeResponse(frozen=False, trouble=await pools.wait(service.unfreeze, caller.name))
 
 
 @router.get("/audit", response_model=list[AuditEntry], response_model_exclude_unset=True)
-async def audit(caller: Teaching, service: Served, pools: Pools) -> list[dict[str, Any]]:
+async def audit(caller: TeachCaller, service: ServiceDep, pools: PoolsDep) -> list[dict[str, Any]]:
     """The last changes, and who made them."""
     return await pools.wait(service.audit.last)
 
 
 @router.get("/status", response_model=StatusResponse, response_model_exclude_unset=True)
-async def status(caller: Predicting, service: Served) -> dict[str, Any]:
+async def status(caller: PredictCaller, service: ServiceDep) -> dict[str, Any]:
     """The live state: everything the web page shows."""
     return service.status()
 
@@ -321,7 +323,7 @@ async def health() -> HealthResponse:
 
 
 @router.get("/ready", responses={503: {"model": ErrorResponse}})
-async def ready(service: Served) -> ReadyResponse:
+async def ready(service: ServiceDep) -> ReadyResponse:
     """Whether reader and writer run; 503 if not."""
     if not service.is_ready:
         raise HTTPException(503, "the reader or the writer has ended; restart the service")
@@ -329,7 +331,7 @@ async def ready(service: Served) -> ReadyResponse:
 
 
 @router.get("/metrics", response_class=Response, responses={200: PLAIN_TEXT})
-async def metrics(request: Request, caller: Predicting, service: Served) -> Response:
+async def metrics(request: Request, caller: PredictCaller, service: ServiceDep) -> Response:
     """Prometheus' text format."""
     return PlainTextResponse(request.app.state.metrics.to_text(service.status()))
 
