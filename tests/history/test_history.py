@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dosapp.errors import CorruptRecordError, StorageError
+from dosapp.errors import StorageError
 from dosapp.history import history as history_module
 from dosapp.history.history import History
 from dosapp.history.record import State, compute_checksum, read_facts, write_record
@@ -160,5 +160,5 @@ class TestPrune:
         assert [v.number for v in pruned_meanwhile.versions()] == [3, 4, 5]
 
     def test_a_version_pruned_while_it_is_read_is_one_sentence(self, pruned_meanwhile) -> None:
-        with pytest.raises(CorruptRecordError, match=r"000001\.safetensors' does not exist"):
+        with pytest.raises(InputError, match="has no version 1; it has 3 to 5"):
             pruned_meanwhile.version(1)

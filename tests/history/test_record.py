@@ -1,9 +1,12 @@
 """Records: tensors and facts in one file."""
 
+import os
 from pathlib import Path
 
+import pytest
 import torch
 
+from dosapp.errors import StorageError
 from dosapp.history.record import State, read_facts, read_record, write_record
 
 
@@ -22,3 +25,11 @@ def test_a_private_record_is_readable_by_its_owner_only(tmp_path: Path) -> None:
         path = tmp_path / f"{private}.safetensors"
         write_record(path, State({"a": torch.zeros(2)}, private=private))
         assert (path.stat().st_mode & 0o077 == 0) == private
+
+
+def test_a_record_of_another_user_is_not_called_corrupt(tmp_path: Path, monkeypatch) -> None:
+    """A run resets its history when a checkpoint is corrupt, but not when it cannot be read."""
+    write_record(tmp_path / "x.safetensors", State({}, {}))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(StorageError, match="cannot be read by this user"):
+        read_record(tmp_path / "x.safetensors")

@@ -47,6 +47,14 @@ class TestSave:
         with pytest.raises(InputError, match="other settings; save elsewhere"):
             other.save(tmp_path / "x")
 
+    def test_old_and_new_names_of_hyperparameters_are_the_same_learner(
+        self, learner_settings, tiny, tmp_path
+    ) -> None:
+        for options in ({"weights": "first_mlp"}, {"candidates": "first_mlp"}):
+            learner = Learner(learner_settings(method="spu", options=options), tiny)
+            learner.save(tmp_path / "x")
+        assert len(learner.history(tmp_path / "x").versions()) == 2
+
     def test_a_folder_with_other_files_is_not_changed(self, trained, tmp_path) -> None:
         (tmp_path / "letter.txt").write_text("dear")
         with pytest.raises(InputError, match="is not empty and holds no learner"):

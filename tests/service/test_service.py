@@ -27,7 +27,7 @@ from PIL import Image
 import dosapp.backbones.pretrained
 from dosapp.data.preprocess import to_float
 from dosapp.drills.service_process import encode_png, encode_test_images, zip_session
-from dosapp.errors import BusyError, InputError, ReadOnlyError
+from dosapp.errors import BusyError, CorruptRecordError, InputError, ReadOnlyError
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import write_bytes
 from dosapp.service.service import open_service
@@ -452,6 +452,22 @@ class TestFullDisk:
         for place, frozen in ((folder.parent / "killed", ""), (folder, "frozen by localhost")):
             with served(place) as service:
                 assert service.writer.frozen == frozen
+
+    def test_a_corrupt_record_leaves_the_writer_in_order(
+        self, folder, scenario, monkeypatch
+    ) -> None:
+        """Version 0.1 treated it like a full disk; so must a writer whose error kinds differ."""
+        with served(folder, interval=1) as service, connect(build_app(service)) as client:
+
+            def fail(*args: object) -> int:
+                raise CorruptRecordError("the head is torn")
+
+            monkeypatch.setattr(service.history, "append", fail)
+            client.post("/predict", files=files(images_of(scenario)))
+            wait_until(lambda: "the head is torn" in service.writer.last_error)
+            assert client.post("/freeze").status_code == 200
+            assert service.is_ready
+            monkeypatch.undo()
 
     @pytest.mark.parametrize("then", ["a session", "a cancelled session", "a rename", "an error"])
     def test_checked_steps_survive_a_failing_command(
