@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dosapp.errors import StorageError
+from dosapp.errors import InputError, StorageError
 from dosapp.history import history as history_module
 from dosapp.history.history import History
 from dosapp.history.record import State, compute_checksum, read_facts, write_record
