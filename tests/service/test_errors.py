@@ -3,8 +3,6 @@
 import asyncio
 import errno
 import os
-import shutil
-from pathlib import Path
 
 import pytest
 
@@ -38,11 +36,6 @@ class OtherError(DosappError):
 def saved_learner(loaded_tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "learner"
     return folder, save_trained_learner(loaded_tiny, folder)
-
-
-@pytest.fixture
-def folder(saved_learner, tmp_path) -> Path:
-    return Path(shutil.copytree(saved_learner[0], tmp_path / "learner"))
 
 
 @pytest.fixture

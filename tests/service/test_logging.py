@@ -5,7 +5,6 @@ import errno
 import json
 import logging
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,20 +22,9 @@ pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
 from dosapp.service.http.app import build_app
-from support.services import save_trained_learner, wait_until
+from support.services import wait_until
 
 QUICK = {"adapt_batch_size": 8, "interval": 1, "threads": 1, "batch_wait": 0.0}
-
-
-@pytest.fixture(scope="module")
-def saved_learner(loaded_tiny, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trained") / "learner"
-    return folder, save_trained_learner(loaded_tiny, folder, test_images=16)
-
-
-@pytest.fixture
-def folder(saved_learner, tmp_path) -> Path:
-    return Path(shutil.copytree(saved_learner[0], tmp_path / "learner"))
 
 
 @pytest.fixture

@@ -44,22 +44,6 @@ from support.services import block_writer, save_trained_learner, wait_until
 QUICK = {"adapt_batch_size": 8, "interval": 2, "threads": 1, "batch_wait": 0.0}
 
 
-@pytest.fixture(scope="module")
-def saved_learner(loaded_tiny, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trained") / "learner"
-    return folder, save_trained_learner(loaded_tiny, folder, test_images=16)
-
-
-@pytest.fixture
-def folder(saved_learner, tmp_path) -> Path:
-    return Path(shutil.copytree(saved_learner[0], tmp_path / "learner"))
-
-
-@pytest.fixture
-def scenario(saved_learner):
-    return saved_learner[1]
-
-
 def served(folder: Path, **changes: object):
     canary = None if isinstance(changes.get("canary"), Path) else changes.pop("canary", None)
     settings: ServiceSettings = ServiceSettings.parse({**QUICK, **changes})

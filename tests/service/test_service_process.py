@@ -10,7 +10,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -42,16 +41,6 @@ QUICK = ("--adapt-batch-size", "8", "--interval", "2", "--max-skew", "1", "--max
 def saved_learner(tmp_path_factory):
     folder = tmp_path_factory.mktemp("process") / "learner"
     return folder, make_small_learner(folder)
-
-
-@pytest.fixture
-def folder(saved_learner, tmp_path) -> Path:
-    return Path(shutil.copytree(saved_learner[0], tmp_path / "learner"))
-
-
-@pytest.fixture
-def scenario(saved_learner):
-    return saved_learner[1]
 
 
 def test_sigterm_saves_the_steps_on_the_stream(folder, scenario) -> None:

@@ -4,10 +4,8 @@ import base64
 import contextlib
 import io
 import re
-import shutil
 import zipfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -36,16 +34,6 @@ QUICK = {"adapt_batch_size": 8, "interval": 1, "threads": 1, "batch_wait": 0.0}
 def saved_learner(loaded_tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "learner"
     return folder, save_trained_learner(loaded_tiny, folder, batch_size=2, all_class_negatives=True)
-
-
-@pytest.fixture
-def folder(saved_learner, tmp_path) -> Path:
-    return Path(shutil.copytree(saved_learner[0], tmp_path / "learner"))
-
-
-@pytest.fixture
-def scenario(saved_learner):
-    return saved_learner[1]
 
 
 @pytest.fixture
