@@ -23,11 +23,11 @@ from dosapp.learner.batches import SessionBatches
 from dosapp.learner.inputs import Images, read_pixels, stack_images
 from dosapp.learner.mitigations import Mitigations
 from dosapp.learner.persistence import (
-    WORKING_FACTS,
     LearnerDescription,
     capture_state,
     capture_working_state,
     check_folder,
+    is_own_checkpoint,
     load_latest,
     restore_state,
     write_description,
@@ -91,7 +91,7 @@ class Learner:
         assert s.lr is not None
         backbone = backbone or load_backbone(s.backbone)
         self._pretrained = pretrained or PretrainedBackbone(s.backbone, backbone.fingerprint())
-        backbone.configure(s)
+        backbone.configure(s)  # device, precision, compilation
         self.device = backbone.logit_scale.device
         self.preprocess = backbone.preprocess
         if distributed.world_size() > 1:
@@ -243,7 +243,8 @@ class Learner:
         self.replay_buffer.add_session(session.train, labels)
         self.sessions += 1
         method.begin_stream(student)
-        student.session_selection = student.selection  # begin_stream has read the old one
+        # begin_stream has read the session's selection; from here on there is one selection.
+        student.session_selection = student.selection
         self.mitigations.begin_stream(student)
 
     def session_warnings(self, session: Session) -> list[str]:
@@ -305,7 +306,7 @@ class Learner:
 
     @property
     def answering_expert(self) -> tuple[str, Expert]:
-        """The expert whose predictions are the learner's, and its name."""
+        """The expert whose predictions are the learner's, the method's first, and its name."""
         return next(iter(self.method.experts(self.student).items()))
 
     @torch.inference_mode()
@@ -340,7 +341,7 @@ class Learner:
     def cosine_logits(
         self, pixels: Tensor, expert: Expert, prompts: Mapping[str, Prompts] | None = None
     ) -> Tensor:
-        """Unscaled cosines `[B, C]` with the evaluation templates of the known or other classes."""
+        """Unscaled cosines `[B, C]` with the evaluation templates of `prompts`, or known classes."""
         embeddings = self.student.text_head.class_embeddings(expert, prompts)
         return expert.encode_image(pixels) @ embeddings.T
 
@@ -377,7 +378,8 @@ class Learner:
         """
         names = self.pretrained.weights()
         unshared = [n for n in names if trainable or f"student/{n}" in state.tensors]
-        other = Learner(self.settings, self.pretrained.shared_copy(unshared), self._pretrained)
+        backbone = self.pretrained.shared_copy(unshared=unshared)
+        other = Learner(self.settings, backbone, self._pretrained)
         other.restore(state, working)
         return other
 
@@ -429,12 +431,12 @@ class Learner:
         device: str = "cpu",
         trainable: bool = True,
     ) -> "Learner":
-        """The learner of a folder before any training, to be put `at` its states."""
+        """The learner of a folder before any training; `at` gives it at a saved state."""
         description = LearnerDescription.read(folder)
         pretrained = PretrainedBackbone(description.backbone, description.fingerprint, backbone)
         unshared = list(pretrained.backbone.weights()) if trainable else []
         settings = description.learner_settings(folder, device)
-        return cls(settings, pretrained.backbone.shared_copy(unshared), pretrained)
+        return cls(settings, pretrained.backbone.shared_copy(unshared=unshared), pretrained)
 
     @classmethod
     def open_history(cls, folder: Path) -> History:
@@ -444,7 +446,7 @@ class Learner:
         return History(folder, pretrained.initial_tensor)
 
     def history(self, folder: Path) -> History:
-        """The versions of this learner in a folder."""
+        """The versions of this learner in a folder, stored as changes of the initial tensors."""
         return History(folder, self._pretrained.initial_tensor)
 
     @classmethod
@@ -466,7 +468,7 @@ class Learner:
         with lock_folder(folder):
             history = learner.history(folder)
             state, working = load_latest(history)
-            if working is not None and not set(working.facts) <= WORKING_FACTS:
+            if working is not None and not is_own_checkpoint(working):
                 raise InputError(
                     f"'{folder}' is the checkpoint of a run; copy it and roll back the copy"
                 )

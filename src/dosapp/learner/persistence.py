@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from dosapp.learner.learner import Learner
 
 FORMAT = 1  # of learner.json
-WORKING_FACTS = {"chosen"}  # that a learner writes itself; a run adds its progress
 
 
 @dataclass(frozen=True)
@@ -103,6 +102,11 @@ def load_latest(history: History) -> tuple[State, State | None]:
             f"{error}; continuing from version {number}, the last readable one", stacklevel=2
         )
         return state, None
+
+
+def is_own_checkpoint(working: State) -> bool:
+    """Whether a learner wrote a checkpoint itself; a run adds facts about its progress."""
+    return set(working.facts) <= {"chosen"}
 
 
 def capture_state(learner: "Learner") -> State:

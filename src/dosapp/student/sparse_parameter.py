@@ -28,7 +28,7 @@ def union_indices(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     return next((known for known in (second, first) if len(known) == len(union)), union)
 
 
-def keep_if_sparse(indices: Tensor | None, numel: int) -> Tensor | None:
+def none_if_dense(indices: Tensor | None, numel: int) -> Tensor | None:
     """The indices, or None from a quarter of all entries on: then a dense pass costs no more."""
     return indices if indices is not None and len(indices) <= numel // 4 else None
 

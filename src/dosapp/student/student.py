@@ -1,7 +1,8 @@
 """The student: a backbone with classes, and the only object through which weights change.
 
 A method says which weights train (`set_trainable`) and what the loss is (`step`); it never writes a
-weight. Shared copies of the student (teachers, anchors) are created, updated and restored here too.
+weight. Shared copies of the student (teachers, and models as they were before a session) are
+created, updated and restored here too. Equations are those of the paper (docs/paper-notes.md).
 An expert is any model that predicts: the student's backbone, a teacher, or an ensemble of both.
 """
 
@@ -25,8 +26,8 @@ from dosapp.settings import PAPER_LR
 from dosapp.student.selection import Selection
 from dosapp.student.sparse_parameter import (
     SparseParameter,
-    keep_if_sparse,
     mask_indices,
+    none_if_dense,
     union_indices,
 )
 from dosapp.student.text_head import TextHead
@@ -67,13 +68,18 @@ class Student:
         self.backbone, self.text_head = backbone, TextHead()
         self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
         self.selection = Selection()  # the weights that train now
-        self.session_selection = Selection()  # those of the labelled phase
+        # The selection of the labelled phase, until the stream begins; then the stream's.
+        self.session_selection = Selection()
         self.stream_skew = 0.0  # class skew of the stream in [0, 1]; at 1 teachers follow slowest
         self.steps = 0  # optimizer steps so far
         self.all_class_negatives = all_class_negatives
-        self.weights_assigned = False  # by `assign` since the last step, as ZSCL's average does
+        # Whether `assign` replaced the weights since the last step, as ZSCL's average does: then a
+        # teacher is synchronised at the end of the session instead of averaged.
+        self.weights_assigned = False
         self.ever_selected: set[str] = set()  # weights that were ever selected
-        self.trainable: dict[str, SparseParameter] = {}  # by name, of the current selection
+        # By name, of the current selection. `values` are the selected entries of a weight; a hook on
+        # the weight gathers their gradient in the backward pass.
+        self.trainable: dict[str, SparseParameter] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         device = backbone.logit_scale.device.type
         self._scaler = torch.amp.GradScaler(
@@ -121,7 +127,7 @@ class Student:
     def encode_pairs(
         self, pixels: Tensor, labels: Tensor, backbone: Backbone | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Features `[B, D]` of images and of the captions of their classes, each encoded once."""
+        """Features `[B, D]` of images and of their captions; each caption is encoded once."""
         backbone = backbone or self.backbone
         present, index = labels.unique(return_inverse=True)
         texts = backbone.encode_text(self.text_head.captions(present.tolist()))
@@ -184,7 +190,7 @@ class Student:
         self.set_trainable(selection)
 
     def drop_scores(self) -> None:
-        """Free the scores of the selection, which are as large as the weights."""
+        """Free the scores of the session's selection, which are as large as the weights."""
         self.session_selection = self.selection = replace(self.selection, scores=None)
 
     def set_trainable(self, selection: Selection) -> None:
@@ -202,7 +208,7 @@ class Student:
         for name, parameter in self.trainable.items():
             known = self.differing_indices.get(name, parameter.indices)
             union = union_indices(known, parameter.indices)
-            self.differing_indices[name] = keep_if_sparse(union, parameter.weight.numel())
+            self.differing_indices[name] = none_if_dense(union, parameter.weight.numel())
         self._optimizer = None
         if self.trainable:
             towers = self.backbone.tower_weights()  # added parameters are not decayed
@@ -277,7 +283,7 @@ class Student:
         values = [parameter.values for parameter in self.trainable.values()]
         distributed.average_gradients([v.grad for v in values if v.grad is not None])
         for parameter in self.trainable.values():
-            parameter.read_from_weight()
+            parameter.read_from_weight()  # `assign` may have changed it
         for group in self._optimizer.param_groups:
             group["lr"] = group["base_lr"] * lr_scale
         scale = self._scaler.get_scale()
@@ -338,8 +344,8 @@ class Student:
 
         Args:
             teacher: A shared copy of the student.
-            active: Momentum of the entries that train (γ or λ).
-            frozen: Momentum of all other entries (δ).
+            active: Momentum of the selected entries: γ in the labelled phase, λ on the stream.
+            frozen: Momentum of all other entries: δ.
         """
         active += (frozen - active) * self.stream_skew
         weights, copied = self.backbone.weights(), teacher.weights()
@@ -360,7 +366,7 @@ class Student:
             masks = [bits_differ(other, weight) for other in copied if other is not weight]
             differs = torch.stack(masks).any(dim=0) if masks else torch.zeros_like(weight).bool()
             union = union_indices(mask_indices(differs), parameter.indices)
-            self.differing_indices[name] = keep_if_sparse(union, weight.numel())
+            self.differing_indices[name] = none_if_dense(union, weight.numel())
 
     # State of the optimizer
 
