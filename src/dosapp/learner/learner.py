@@ -341,7 +341,7 @@ class Learner:
     def cosine_logits(
         self, pixels: Tensor, expert: Expert, prompts: Mapping[str, Prompts] | None = None
     ) -> Tensor:
-        """Unscaled cosines `[B, C]` with the evaluation templates of `prompts`, or known classes."""
+        """Unscaled cosines `[B, C]` with the templates of `prompts`, or of all classes."""
         embeddings = self.student.text_head.class_embeddings(expert, prompts)
         return expert.encode_image(pixels) @ embeddings.T
 

@@ -77,8 +77,8 @@ class Student:
         # teacher is synchronised at the end of the session instead of averaged.
         self.weights_assigned = False
         self.ever_selected: set[str] = set()  # weights that were ever selected
-        # By name, of the current selection. `values` are the selected entries of a weight; a hook on
-        # the weight gathers their gradient in the backward pass.
+        # By name, of the current selection. `values` are the selected entries of a weight; a hook
+        # gathers their gradient in the backward pass.
         self.trainable: dict[str, SparseParameter] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         device = backbone.logit_scale.device.type
