@@ -56,7 +56,7 @@ def serve(
         follow=follow,
         replicas=replicas,
         canary=canary,
-        watch=print_start,
+        on_ready=print_start,
     )
 
 
@@ -145,7 +145,7 @@ def client_learn(
         def show_progress(job: dict[str, Any]) -> None:
             status.update(f"{job['state']}: step {job['step']} of {job['of']}")
 
-        job = _client(url, token).learn(session, watch=show_progress)
+        job = _client(url, token).learn(session, on_progress=show_progress)
     if job["state"] != "done":
         raise DosappError(f"the session is {job['state']}: {job['said']}")
     out.print(f"version {job['version']}: {job['said']}")

@@ -176,17 +176,22 @@ def compute_identity(
     }
 
 
-def _enabled_features(s: RunSettings) -> dict[str, Any]:
-    """Mitigations and changes of the loss that are on, by their names in version 0.1."""
-    features = {
-        "gate": s.confidence_gate,
-        "temper": s.entropy_lr_scaling,
-        "skew_aware": s.skew_aware_ema,
-        "readmit": s.mask_reactivation,
-        "stream_lr": s.stream_lr,
-        "rivals": s.all_class_negatives,
-        "readmit_every": s.reactivation_interval if s.mask_reactivation else None,
-    }
+# Mitigations and changes of the loss: setting → (name in keys, as in version 0.1; name in labels).
+FEATURES = {
+    "confidence_gate": ("gate", "gate"),
+    "entropy_lr_scaling": ("temper", "entropy lr"),
+    "skew_aware_ema": ("skew_aware", "skew-aware"),
+    "mask_reactivation": ("readmit", "reactivation"),
+    "stream_lr": ("stream_lr", "stream lr"),
+    "all_class_negatives": ("rivals", "all-class negatives"),
+}
+
+
+def _enabled_features(settings: RunSettings) -> dict[str, Any]:
+    """The features that are on, by their names in keys."""
+    features = {key: getattr(settings, name) for name, (key, _) in FEATURES.items()}
+    if settings.mask_reactivation:
+        features["readmit_every"] = settings.reactivation_interval
     return _drop_disabled(features)
 
 
@@ -233,14 +238,7 @@ def run_label(settings: RunSettings) -> str:
         label += " (" + ", ".join(f"{k}={v}" for k, v in s.options.items()) + ")"
     if s.buffer_size:
         label += f" + ER={s.buffer_size}"
-    features: dict[str, Any] = {
-        "gate": s.confidence_gate,
-        "entropy lr": s.entropy_lr_scaling,
-        "skew-aware": s.skew_aware_ema,
-        "reactivation": s.mask_reactivation,
-        "stream lr": s.stream_lr,
-        "all-class negatives": s.all_class_negatives,
-    }
+    features = {name: getattr(s, setting) for setting, (_, name) in FEATURES.items()}
     for name, value in _drop_disabled(features).items():
         label += f" + {name}" + ("" if value is True else f"={value:g}")
     return label

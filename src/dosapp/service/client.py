@@ -101,7 +101,7 @@ class Client:
         self,
         session: "Mapping[str, Sequence[Any]] | Path | str | None" = None,
         wait: bool = True,
-        watch: Progress = lambda job: None,
+        on_progress: Progress = lambda job: None,
     ) -> dict[str, Any]:
         """Train a session.
 
@@ -109,27 +109,27 @@ class Client:
             session: Images by class name, a zip of class folders, or a folder of them; None for
                 the corrections that wait.
             wait: Whether to wait until the session has ended.
-            watch: Called with the job while it waits.
+            on_progress: Called with the job while it waits.
 
         Returns:
             The job; its `state` is `done` if there is a new version.
         """
         if session is None:
-            return self._wait_for(self._request("POST", "/learn", json={}), wait, watch)
-        return self.learn_zip(_zip_session(session), wait, watch)
+            return self._wait_for(self._request("POST", "/learn", json={}), wait, on_progress)
+        return self.learn_zip(_zip_session(session), wait, on_progress)
 
     def learn_zip(
-        self, archive: bytes, wait: bool = True, watch: Progress = lambda job: None
+        self, archive: bytes, wait: bool = True, on_progress: Progress = lambda job: None
     ) -> dict[str, Any]:
         """Train a session from the bytes of a zip of class folders."""
         files = [("archive", ("session.zip", archive))]
-        return self._wait_for(self._request("POST", "/learn", files=files), wait, watch)
+        return self._wait_for(self._request("POST", "/learn", files=files), wait, on_progress)
 
-    def _wait_for(self, job: dict[str, Any], wait: bool, watch: Progress) -> dict[str, Any]:
+    def _wait_for(self, job: dict[str, Any], wait: bool, on_progress: Progress) -> dict[str, Any]:
         while wait and job["state"] in ("waiting", "learning"):
             time.sleep(0.1)
             job = self.job(job["id"])
-            watch(job)
+            on_progress(job)
         return job
 
     def job(self, name: str) -> dict[str, Any]:

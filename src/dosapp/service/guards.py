@@ -96,7 +96,7 @@ class Guard:
     """Decides what the writer may learn from and publish."""
 
     settings: ServiceSettings
-    strikes: int = 0  # refused intervals in a row
+    refusals: int = 0  # refused intervals in a row
 
     def is_trusted(self, labels: Sequence[str], class_count: int) -> bool:
         """Whether a batch may be learned from, judged by its predicted labels."""

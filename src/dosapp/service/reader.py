@@ -35,7 +35,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class PredictRequest:
+class PendingPrediction:
     """Images waiting for their predictions."""
 
     pixels: Tensor  # uint8 [n, 3, H, W]
@@ -50,7 +50,7 @@ class Reader:
         self.published = published  # replaced as a whole, so a batch sees one version
         self.settings = settings
         self.waiting = 0  # images
-        self._requests: queue.SimpleQueue[PredictRequest | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[PendingPrediction | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
 
@@ -77,7 +77,7 @@ class Reader:
             if self.waiting + len(pixels) > max(self.settings.max_queue, len(pixels)):
                 raise BusyError(f"{self.waiting} images wait for an answer; try again later")
             self.waiting += len(pixels)
-        request = PredictRequest(pixels, top, Future())
+        request = PendingPrediction(pixels, top, Future())
         self._requests.put(request)
         return request.answer
 
@@ -90,7 +90,7 @@ class Reader:
         torch.set_num_threads(thread_count(self.settings))
         is_open = True
         while is_open:
-            batch: list[PredictRequest] = []
+            batch: list[PendingPrediction] = []
             deadline = 0.0
             while sum(len(r.pixels) for r in batch) < self.settings.batch_size:
                 timeout = max(0.0, deadline - time.monotonic()) if batch else None
@@ -107,7 +107,7 @@ class Reader:
             if batch:
                 self._answer(batch)
 
-    def _answer(self, batch: list[PredictRequest]) -> None:
+    def _answer(self, batch: list[PendingPrediction]) -> None:
         published = self.published
         try:
             pixels, top = torch.cat([r.pixels for r in batch]), max(r.top for r in batch)

@@ -30,7 +30,7 @@ def serve(
     follow: bool = False,
     replicas: int | None = None,
     canary: Canary | None = None,
-    watch: Callable[[str], None] = lambda message: None,
+    on_ready: Callable[[str], None] = lambda message: None,
 ) -> None:
     """Serve a learner until SIGTERM or Ctrl-C; both answer what waits and save the stream's steps.
 
@@ -42,7 +42,7 @@ def serve(
         follow: Serve a replica, which only reads.
         replicas: Number of readers on a Ray cluster, beside one writer.
         canary: Labelled images for the guards.
-        watch: Called with one line when the service is ready.
+        on_ready: Called with one line when the service is ready.
 
     Raises:
         InputError: The folder holds no learner, other machines would need no token, or packages
@@ -62,7 +62,7 @@ def serve(
             fleet = FleetSettings(folder=folder, replicas=replicas, service=settings)
             with deploy(fleet, host, port, canary), contextlib.suppress(KeyboardInterrupt):
                 _exit_on_sigterm()  # replaces Ray's handler
-                watch(f"one writer and {replicas} reader(s) of {folder}")
+                on_ready(f"one writer and {replicas} reader(s) of {folder}")
                 signal.pause()
             return
         import uvicorn
@@ -75,7 +75,7 @@ def serve(
     configure_logging(settings)
     with open_service(folder, settings, follow=follow, canary=canary) as service:
         kind = "a replica of " if follow else ""
-        watch(f"{kind}{folder}: version {service.version}, {len(service.classes)} classes")
+        on_ready(f"{kind}{folder}: version {service.version}, {len(service.classes)} classes")
         try:
             uvicorn.run(
                 build_app(service),
@@ -96,7 +96,7 @@ def _exit_on_sigterm() -> None:
 
 
 def prepare_demo(folder: Path) -> Canary:
-    """Train a learner of ten shapes, if the folder has none, and return images to watch it with."""
+    """Train a learner of ten shapes, if the folder has none, and return images of its canary."""
     settings: RunSettings = RunSettings.parse(DEMO)
     is_new = not (folder / "learner.json").exists()
     learner = Learner(LearnerSettings(all_class_negatives=True)) if is_new else Learner.open(folder)

@@ -36,7 +36,7 @@ from dosapp.service.tokens import Tokens
 from dosapp.service.uploads import UploadDecoder, normalize_class_name
 from dosapp.service.writer import Job, Writer
 
-POLL = 0.2  # seconds between two looks of a replica at the folder
+FOLLOW_INTERVAL = 0.2  # seconds between two looks of a replica at the folder
 UNKNOWN = "unknown"  # the label of a prediction below the threshold
 
 logger = logging.getLogger("dosapp.service")
@@ -435,7 +435,7 @@ class Replica(Service):
         return Published(head[0], learner)
 
     def _follow(self) -> None:
-        while not self._closing.wait(POLL):
+        while not self._closing.wait(FOLLOW_INTERVAL):
             try:
                 if self.history.head_id != self._head:
                     self.reader.published = self._load_head()

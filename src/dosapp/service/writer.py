@@ -33,7 +33,7 @@ from dosapp.service.settings import ServiceSettings
 
 T = TypeVar("T")
 KEPT_JOBS = 100  # ended jobs that can still be looked up
-POLL = 0.02  # seconds between two checks whether requests still wait
+READER_CHECK_INTERVAL = 0.02  # seconds between two checks whether requests still wait
 WRITER_ENDED = "the writer has ended, so this will not be done; restart the service"
 
 logger = logging.getLogger("dosapp.service.writer")
@@ -279,7 +279,7 @@ class Writer:
 
     def unfreeze(self) -> int:
         """Start adaptation again, and return the version."""
-        self.frozen, self.guard.strikes = "", 0
+        self.frozen, self.guard.refusals = "", 0
         self._save_freeze()
         return self._version
 
@@ -385,10 +385,10 @@ class Writer:
         """Seconds until something is due although no command came."""
         waits = [60.0]
         if len(self._stream) >= self.settings.adapt_batch_size:  # the reader is behind
-            waits.append(POLL)
+            waits.append(READER_CHECK_INTERVAL)
         elif self._stream:
             due = self._stream[0].time + self.settings.adapt_wait - time.monotonic()
-            waits.append(max(POLL, due))
+            waits.append(max(READER_CHECK_INTERVAL, due))
         if self._has_unsaved:
             waits.append(self.settings.interval_wait - self._idle_seconds())
         return max(0.0, min(waits))
@@ -435,7 +435,7 @@ class Writer:
             if reason is not None:
                 self._refuse_interval(reason)
                 return
-            self.guard.strikes = 0
+            self.guard.refusals = 0
             self._last_good = self._snapshot()  # even if it cannot be written now
             self._unsaved_steps, self._unchecked_steps = (
                 self._unsaved_steps + self._unchecked_steps,
@@ -452,11 +452,11 @@ class Writer:
     def _refuse_interval(self, reason: str) -> None:
         self._restore_last_good()
         self.signals.refused += 1
-        self.guard.strikes += 1
+        self.guard.refusals += 1
         logger.warning("interval refused, version %d stays: %s", self._version, reason)
         self.on_event("refused", {"why": reason, "version": self._version})
-        if self.guard.strikes >= self.settings.max_refusals:
-            self._stop_adapting(f"refused {self.guard.strikes} intervals in a row: {reason}")
+        if self.guard.refusals >= self.settings.max_refusals:
+            self._stop_adapting(f"refused {self.guard.refusals} intervals in a row: {reason}")
             logger.warning("adaptation is frozen: %s", self.frozen)
             self.on_event("froze", {"why": self.frozen, "version": self._version})
 
@@ -560,7 +560,7 @@ class Writer:
         """Compare canary and drift with the present from now on."""
         self._baseline_weights = _answering_weights(self.learner)
         self._baseline_accuracy = measured.get("canary")
-        self.signals.drift, self.guard.strikes = 0.0, 0
+        self.signals.drift, self.guard.refusals = 0.0, 0
 
 
 def _mean(values: Sequence[float]) -> float:
