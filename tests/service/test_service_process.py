@@ -22,11 +22,11 @@ from dosapp.drills.service_process import (
     start_service,
     zip_session,
 )
-from dosapp.errors import InputError
 from dosapp.functional.masks import top_fraction
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import read_json, write_json
-from dosapp.service.service import POLL, open_service
+from dosapp.service.client import RequestError
+from dosapp.service.service import FOLLOW_INTERVAL, open_service
 from dosapp.service.settings import ServiceSettings
 from dosapp.settings import LearnerSettings
 from dosapp.student.selection import Selection
@@ -111,7 +111,7 @@ def test_three_replicas_follow_one_writer(folder, scenario) -> None:
     A replica polls the folder five times a second. The limit for all three is several times what a
     busy machine needs, and far below what a replica that polls rarely, or not at all, would take.
     """
-    assert POLL <= 0.2
+    assert FOLLOW_INTERVAL <= 0.2
     images = encode_test_images(scenario)[:4]
     with (
         start_service(folder, *QUICK) as writer,
@@ -127,7 +127,7 @@ def test_three_replicas_follow_one_writer(folder, scenario) -> None:
             delays = list(watchers.map(partial(_seconds_until, job["version"]), clients))
             answer = client.predict(images, learn=False)
             assert [c.predict(images, learn=False) for c in clients] == [answer] * 3
-            with pytest.raises(InputError, match="only reads"):
+            with pytest.raises(RequestError, match="only reads"):
                 clients[0].freeze()
             writer.kill()  # replicas answer without it
             assert [c.predict(images)["version"] for c in clients] == [job["version"]] * 3
