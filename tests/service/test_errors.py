@@ -80,6 +80,112 @@ class TestRealErrors:
         assert response.headers["retry-after"] == "1"
 
     def test_a_replica_is_a_409(self, folder) -> None:
+        with open_service(folder, follow=True) as replica:
+            check(connect(replica).post("/freeze"), 409, "this replica only reads")
+
+    def test_a_full_disk_is_a_507_and_counted_as_one(self, service, client, monkeypatch) -> None:
+        """An alert on 5xx must fire."""
+
+        def fail(descriptor: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "fsync", fail)
+        body = {"name": service.classes[0], "to": "owl"}
+        check(client.post("/classes/rename", json=body), 507, "is full")
+        check(client.post("/rollback", json={"version": 1}), 507, "is full")
+        monkeypatch.undo()
+        assert service.version == 1
+        text = client.get("/metrics").text
+        assert 'dosapp_requests_total{route="/classes/rename",status="507"} 1.0' in text
+        assert client.post("/classes/rename", json=body).json() == {"version": 2}
+
+    def test_a_corrupt_version_is_a_500(self, service, client, folder) -> None:
+        assert client.post("/rollback", json={"version": 1}).json() == {"version": 2}
+        path = folder / "versions" / "000002.safetensors"
+        path.write_bytes(path.read_bytes()[:-100])
+        check(client.get("/versions/2"), 500, "000002.safetensors")
+        check(client.post("/rollback", json={"version": 2}), 500, "000002.safetensors")
+
+    def test_unknown_paths_and_methods_have_the_same_body(self, client) -> None:
+        check(client.get("/nothing"), 404, "Not Found")
+        check(client.put("/predict"), 405, "Method Not Allowed")
+        check(client.get("/jobs/none"), 404, "there is no job 'none'")
+        check(client.get("/versions/abc"), 422, "number: ")
+
+
+class TestTable:
+    @pytest.mark.parametrize(
+        ("kind", "code"),
+        [
+            (InputError, 400),
+            (TooLargeError, 413),
+            (BusyError, 429),
+            (ReadOnlyError, 409),
+            (StorageError, 507),
+            (CorruptRecordError, 500),
+            (DivergedError, 500),
+            (DosappError, 500),
+            (OtherError, 500),
+        ],
+    )
+    def test_every_kind_has_its_code(self, service, client, monkeypatch, kind, code) -> None:
+        def fail(*_: object) -> int:
+            raise kind("it went wrong")
+
+        monkeypatch.setattr(service, "rollback", fail)
+        check(client.post("/rollback", json={"version": 1}), code, "it went wrong")
+
+    def test_every_kind_is_in_the_table(self) -> None:
+        kinds = {
+            kind for kind in DosappError.__subclasses__() if kind.__module__ == "dosapp.errors"
+        }
+        assert kinds | {DosappError, TooLargeError} == set(STATUS_CODES)
+
+    def test_an_unexpected_error_is_a_500_without_its_details(
+        self, service, client, monkeypatch, caplog
+    ) -> None:
+        monkeypatch.setattr(service, "rollback", lambda *_: 1 / 0)
+        response = client.post("/rollback", json={"version": 1})
+        check(response, 500, "internal error")
+        assert "ZeroDivisionError" in caplog.text  # the traceback
+        assert f"unexpected error in request {response.headers['x-request-id']}" in caplog.text
+
+    def test_a_client_that_has_gone_is_not_an_error_of_the_service(self, service, caplog) -> None:
+        sent = []
+
+        async def send(message) -> None:
+            sent.append(message)
+
+        async def receive():
+            return {"type": "http.disconnect"}
+
+        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"image/png")]
+        scope = {"type": "http", "method": "POST", "path": "/predict", "raw_path": b"/predict",
+                 "query_string": b"", "headers": headers, "client": ("127.0.0.1", 1),
+                 "http_version": "1.1", "scheme": "http", "root_path": "",
+                 "server": ("127.0.0.1", 80)}  # fmt: skip
+        caplog.set_level("INFO", "dosapp.service")
+        asyncio.run(build_app(service)(scope, receive, send))
+        assert sent == []
+        assert [r.fields["status"] for r in caplog.records if hasattr(r, "fields")] == [499]
+
+
+def test_the_client_raises_input_errors_for_wrong_requests_only(folder) -> None:
+    """And has the request id for the log."""
+    with open_service(folder) as service, serve_at_port(service) as url, Client(url) as client:
+        with pytest.raises(InvalidRequestError, match="has no version 99") as caught:
+            client.rollback(99)
+        assert isinstance(caught.value, InputError)
+        assert (caught.value.code, len(caught.value.request_id)) == (400, 32)
+
+        def fail(*_: object) -> int:
+            raise StorageError("the disk is full")
+
+        service.rollback = fail
+        with pytest.raises(RequestError, match="the disk is full") as caught:
+            client.rollback(1)
+        assert not isinstance(caught.value, InputError)
+        assert caught.value.code == 507
         with (
             open_service(folder, follow=True) as replica,
             serve_at_port(replica) as address,
