@@ -95,6 +95,7 @@ class Learner:
         self.device = backbone.logit_scale.device
         self.preprocess = backbone.preprocess
         if distributed.world_size() > 1:
+            # Each process encodes a part of every batch; weights are whole in each.
             backbone = ShardedBackbone(backbone)
         self.method: Method = build_method(s.method, s.adapt, s.options)
         self.student = Student(
@@ -300,13 +301,14 @@ class Learner:
                 method.after_stream_step(student)
                 self.mitigations.after_stream_step(student)
             result = replace(result, loss=result.loss.detach(), stepped=stepped)
+        # Images that the gate held back get their pseudo-labels too, and no loss.
         return check.add_gated_labels(result) if method.adapts else None
 
     # Prediction
 
     @property
     def answering_expert(self) -> tuple[str, Expert]:
-        """The expert whose predictions are the learner's, the method's first, and its name."""
+        """The name and model (student or teacher) that predicts: the method's first expert."""
         return next(iter(self.method.experts(self.student).items()))
 
     @torch.inference_mode()
