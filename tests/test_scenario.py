@@ -172,6 +172,54 @@ def test_joint_is_the_same_tasks_in_one_session(scenario) -> None:
     assert len(joint.session(0).train) == 72
 
 
+def test_no_stream_after_the_first_session(scenario) -> None:
+    late = scenario.without_first_stream()
+    assert len(late.stream_labels(0)) == len(late.session(0).unlabelled) == 0
+    for t in range(1, 4):
+        assert np.array_equal(late.stream_labels(t), scenario.stream_labels(t))
+    assert late.hash != scenario.hash
+
+
+def test_settings_choose_the_order_of_the_stream(small) -> None:
+    settings = {"test_images": 24, "stream_batch_size": 4}
+    few = build_scenario(small(classes_per_batch="1-2", **settings), PREPROCESS)
+    labels = few.stream_labels(1)
+    assert max(len(set(labels[i : i + 4])) for i in range(0, len(labels) - 4, 4)) <= 2
+    slots = build_scenario(small(stream_dirichlet=0.1, **settings), PREPROCESS)
+    assert len({s.hash for s in (few, slots, build_scenario(small(**settings), PREPROCESS))}) == 3
+
+
+class TestClassOrderSeed:
+    def test_it_permutes_the_classes_as_pycil_does(self, small) -> None:
+        plain = build_scenario(small(), PREPROCESS).classes
+        shuffled = build_scenario(small(class_order_seed=1993), PREPROCESS).classes
+        benchmark = SYNTHETIC["shapes"].benchmark_names
+        drawn = [benchmark[n] for n in np.random.RandomState(1993).permutation(len(plain))]
+        assert list(shuffled) == drawn
+
+    def test_images_of_a_class_stay_the_same(self, small) -> None:
+        """The halves of a class depend on its name, so orders can be compared."""
+
+        def test_images(settings):
+            tasks = build_scenario(settings, PREPROCESS).tasks
+            return {key for task in tasks for key in task.test.keys()}
+
+        assert test_images(small()) == test_images(small(class_order_seed=7))
+
+    def test_two_orders_are_refused(self, small, tmp_path) -> None:
+        with pytest.raises(InputError, match="are two orders of the classes; give one"):
+            small(class_order=tmp_path / "order.txt", class_order_seed=1993)
+
+    def test_the_papers_order_is_of_the_papers_datasets(self, small) -> None:
+        with pytest.raises(InputError, match="class_order is 'paper', which shapes does not have"):
+            build_scenario(small(class_order="paper"), PREPROCESS)
+
+
+def test_two_orders_of_the_stream_are_refused(small) -> None:
+    with pytest.raises(InputError, match="correlated and stream_dirichlet are two orders"):
+        small(correlated=True, stream_dirichlet=0.1)
+
+
 def test_tasks_by_order_and_by_list() -> None:
     backwards = tuple(reversed(SHAPES.classes))
     assert split_dataset(SHAPES, 3, order=backwards).classes == backwards

@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dosapp.data import stream_order
 from dosapp.data.base import (
     ControlSet,
     Dataset,
@@ -26,6 +26,7 @@ from dosapp.data.base import (
     check_class_names,
 )
 from dosapp.data.images import InMemoryImages, LabelledImages, UnlabelledImages, concat_images
+from dosapp.data.stream_order import StreamOrder
 from dosapp.errors import InputError
 from dosapp.runtime.rng import numpy_rng
 
@@ -113,7 +114,8 @@ class Scenario:
     seed: int
     controls: tuple[tuple[ControlSet[ImageArray], Prompts], ...] = ()
     revisits_images: bool = True  # each session streams D^u of all seen tasks, else a part of it
-    order: Literal["shuffled", "correlated", "one class"] = "shuffled"
+    order: StreamOrder = stream_order.shuffled
+    first_stream: bool = True  # whether the first session is followed by a stream
     is_joint: bool = False  # one session with every class
     boundaries: tuple[int, ...] = ()  # tasks before which another dataset begins
     skipped: int = 0  # unreadable images that were left out on request
@@ -162,11 +164,23 @@ class Scenario:
 
     def correlated(self) -> "Scenario":
         """Stream class by class, in a random order of classes."""
-        return replace(self, order="correlated")
+        return replace(self, order=stream_order.correlated)
 
     def one_class(self) -> "Scenario":
         """Stream a single seen class in each session, as many images as before."""
-        return replace(self, order="one class")
+        return replace(self, order=stream_order.one_class)
+
+    def few_classes(self, low: int, high: int, batch_size: int) -> "Scenario":
+        """Stream batches of `low` to `high` classes each."""
+        return replace(self, order=stream_order.few_classes(low, high, batch_size))
+
+    def dirichlet(self, concentration: float) -> "Scenario":
+        """Stream in time slots whose classes follow a Dirichlet; smaller is more correlated."""
+        return replace(self, order=stream_order.dirichlet(concentration))
+
+    def without_first_stream(self) -> "Scenario":
+        """Stream nothing after the first session: there is nothing to forget yet."""
+        return replace(self, first_stream=False)
 
     def disjoint(self) -> "Scenario":
         """Never stream an image twice: each session gets its own part of each task's D^u."""
@@ -232,14 +246,9 @@ class Scenario:
         parts = [self._streamed_part(session, n) for n in seen]
         stream = concat_images(parts, [int(starts[n]) for n in seen])
         rng = numpy_rng("stream", self.seed, session)
-        order = rng.permutation(len(stream))
-        if self.order == "correlated":
-            rank = rng.permutation(len(self.classes))
-            order = order[np.argsort(rank[stream.labels[order]], kind="stable")]
-        if self.order == "one class" and len(stream):
-            only = np.flatnonzero(stream.labels == rng.choice(np.unique(stream.labels)))
-            order = rng.choice(only, size=len(stream))
-        return stream.subset(order)
+        if session == 0 and not self.first_stream:
+            return stream.subset(np.zeros(0, dtype=np.int64))
+        return stream.subset(self.order(stream.labels, len(self.classes), rng))
 
     def _streamed_part(self, session: int, task: int) -> LabelledImages:
         """The images of a task's D^u that a session streams."""

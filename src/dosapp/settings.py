@@ -165,7 +165,12 @@ class RunSettings(LearnerSettings):
     skip_bad_images: bool = Field(False, description="skip unreadable images, and count them")
     tasks: int = Field(10, ge=1, description="tasks in each dataset")
     classes: int | None = Field(None, ge=1, description="use only so many classes of each dataset")
-    class_order: Path | None = Field(None, description="class names in order, or lists of lists")
+    class_order: Path | None = Field(
+        None, description="file of class names in order, or lists of lists; paper: SPU's order"
+    )
+    class_order_seed: int | None = Field(
+        None, ge=0, description="shuffle the classes as PyCIL does; 1993 is the usual seed"
+    )
     train_images: int | None = Field(
         None, ge=1, description="training images per class, generated data only"
     )
@@ -178,10 +183,30 @@ class RunSettings(LearnerSettings):
     imbalanced: bool = Field(False, description="draw D^u from a Dirichlet over classes")
     correlated: bool = Field(False, description="stream class by class instead of shuffled")
     one_class: bool = Field(False, description="stream a single class, another in each session")
+    classes_per_batch: str | None = Field(
+        None, description="stream batches of few classes, for example 1-4"
+    )
+    stream_dirichlet: float | None = Field(
+        None, gt=0, description="stream in slots with Dirichlet shares of classes, for example 0.1"
+    )
+    first_stream: bool = Field(True, description="whether the first session has a stream")
     disjoint_stream: bool = Field(False, description="never stream an image twice")
     stream_noise: float = Field(0.0, ge=0, description="Gaussian noise on D^u, σ in [0, 1] pixels")
     test_noise: float = Field(0.0, ge=0, description="the same on D^e")
     full_test: bool = Field(False, description="evaluate on the whole test set, without a stream")
+
+    @model_validator(mode="after")
+    def _check_choices(self) -> Self:
+        orders = ("correlated", "one_class", "classes_per_batch", "stream_dirichlet")
+        chosen = [name for name in orders if getattr(self, name)]
+        if len(chosen) > 1:
+            raise ValueError(f"{' and '.join(chosen)} are two orders of one stream; give one")
+        if self.class_order is not None and self.class_order_seed is not None:
+            raise ValueError(
+                f"class_order '{self.class_order}' and class_order_seed {self.class_order_seed} "
+                "are two orders of the classes; give one"
+            )
+        return self
 
     def learner(self) -> LearnerSettings:
         """The part of the settings that a learner needs."""

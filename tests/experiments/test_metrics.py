@@ -9,6 +9,7 @@ from dosapp.experiments.metrics import (
     accuracy,
     average_incremental_accuracy,
     current_task_accuracy,
+    expected_calibration_error,
     first_task_accuracy,
     forgetting,
     forgetting_matrix,
@@ -67,3 +68,16 @@ def test_forward_transfer_excludes_the_first_task() -> None:
 
 def test_every_metric_has_a_definition() -> None:
     assert set(MATRIX_METRICS) <= set(DEFINITIONS)
+
+
+def test_calibration_error_is_the_gap_between_confidence_and_accuracy() -> None:
+    """Written out: two bins of three, with gaps |0.9 - 2/3| and |0.3 - 1|, weighted 3 : 1."""
+    confidence = np.array([0.9, 0.9, 0.9, 0.3])
+    correct = np.array([True, True, False, True])
+    expected = 100 * (3 / 4 * abs(0.9 - 2 / 3) + 1 / 4 * abs(0.3 - 1.0))
+    assert expected_calibration_error(confidence, correct) == pytest.approx(expected)
+
+
+def test_calibration_error_is_zero_for_calibrated_predictions() -> None:
+    confidence, correct = np.array([0.5, 0.5, 1.0]), np.array([True, False, True])
+    assert expected_calibration_error(confidence, correct) == pytest.approx(0)

@@ -5,10 +5,12 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dosapp.backbones.base import Expert
-from dosapp.data.base import Prompts, Rows
+from dosapp.data.base import Prompts
 from dosapp.data.images import LabelledImages
+from dosapp.experiments.metrics import expected_calibration_error
 from dosapp.learner.learner import Learner
 from dosapp.scenario import Scenario
 
@@ -46,19 +48,26 @@ class Evaluator:
             task: The task whose test images are classified.
             seen: The tasks whose classes can be predicted.
         """
-        predicted = self._predict_task(expert, task, seen)
-        return 100 * float(np.mean(predicted == self.scenario.tasks[task].test.labels))
+        predicted = self._task_logits(expert, task, seen).argmax(dim=1).cpu().numpy()
+        correct = predicted - self._first_class(task) == self.scenario.tasks[task].test.labels
+        return 100 * float(np.mean(correct))
 
-    def per_class(self) -> dict[str, float]:
-        """Accuracy of the answering expert on each class, over all classes."""
-        accuracies, tasks = {}, range(len(self.scenario.tasks))
+    @torch.inference_mode()
+    def evaluate_classes(self) -> tuple[dict[str, float], float]:
+        """Accuracy of the answering expert on each class, over all classes, and its ECE."""
+        accuracies: dict[str, float] = {}
+        confidences, hits = [], []
         _, expert = self.learner.answering_expert
         for n, task in enumerate(self.scenario.tasks):
-            predicted = self._predict_task(expert, n, tasks)
+            probabilities = (expert.logit_scale * self._task_logits(expert, n)).softmax(dim=1)
+            confidence, predicted = (x.cpu().numpy() for x in probabilities.max(dim=1))
+            correct = predicted - self._first_class(n) == task.test.labels
             for label, name in enumerate(task.classes):
-                correct = predicted[task.test.labels == label] == label
-                accuracies[name] = 100 * float(np.mean(correct))
-        return accuracies
+                accuracies[name] = 100 * float(np.mean(correct[task.test.labels == label]))
+            confidences.append(confidence)
+            hits.append(correct)
+        error = expected_calibration_error(np.concatenate(confidences), np.concatenate(hits))
+        return accuracies, error
 
     def control_accuracy(self, expert: Expert | None = None) -> float:
         """Zero-shot accuracy on classes that are never trained; NaN if there are none."""
@@ -67,8 +76,8 @@ class Evaluator:
         for control, prompts in self.scenario.controls:
             rows = np.arange(len(control.test.labels))
             test = LabelledImages.from_split(control.test, rows, control.test.labels)
-            predicted = self._predict(expert, test, dict.fromkeys(control.classes, prompts))
-            correct += list(predicted == test.labels)
+            logits = self._logits(expert, test, dict.fromkeys(control.classes, prompts))
+            correct += list(logits.argmax(dim=1).cpu().numpy() == test.labels)
         return 100 * float(np.mean(correct)) if correct else math.nan
 
     def expert_distance(self) -> float:
@@ -81,19 +90,18 @@ class Evaluator:
                     total += (weight - weights[name]).detach().square().sum().item()
         return math.sqrt(total)
 
-    def _predict_task(self, expert: Expert, task: int, seen: Iterable[int]) -> Rows:
-        """Predictions as indices of the task's classes; outside its range: another task's class."""
-        tasks = [self.scenario.tasks[n] for n in seen]
-        prompts = {name: t.prompts for t in tasks for name in t.classes}
-        first = sum(len(t.classes) for t in self.scenario.tasks[:task])
-        return self._predict(expert, self.scenario.tasks[task].test, prompts) - first
+    def _first_class(self, task: int) -> int:
+        """The index of a task's first class among the classes of all tasks."""
+        return sum(len(t.classes) for t in self.scenario.tasks[:task])
 
-    def _predict(
+    def _task_logits(self, expert: Expert, task: int, seen: Iterable[int] | None = None) -> Tensor:
+        """Cosines `[N, C]` of a task's test images with the classes of all seen tasks."""
+        tasks = self.scenario.tasks if seen is None else [self.scenario.tasks[n] for n in seen]
+        prompts = {name: t.prompts for t in tasks for name in t.classes}
+        return self._logits(expert, self.scenario.tasks[task].test, prompts)
+
+    def _logits(
         self, expert: Expert, test: LabelledImages, prompts: Mapping[str, Prompts]
-    ) -> Rows:
-        batches = (
-            self.learner.cosine_logits(pixels, expert, prompts).argmax(dim=1)
-            for pixels in test.batches(EVAL_BATCH_SIZE)
-        )
-        predicted: Rows = torch.cat(list(batches)).cpu().numpy()
-        return predicted
+    ) -> Tensor:
+        batches = test.batches(EVAL_BATCH_SIZE)
+        return torch.cat([self.learner.cosine_logits(x, expert, prompts) for x in batches])

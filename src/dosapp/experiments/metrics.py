@@ -6,6 +6,7 @@ definitions in published code: each is here under its own name.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,6 +102,25 @@ def sample_weighted_accuracy(R: Matrix, sizes: NDArray[np.int64]) -> float:
     return float(np.average(R[-1], weights=sizes))
 
 
+def expected_calibration_error(
+    confidence: NDArray[np.floating[Any]], correct: NDArray[np.bool_], bins: int = 15
+) -> float:
+    """Mean gap between confidence and accuracy over bins of equal width, in per cent.
+
+    Args:
+        confidence: The probability of each prediction `[N]`.
+        correct: Whether it is right `[N]`.
+        bins: Number of bins of confidence.
+
+    Example:
+        >>> expected_calibration_error(np.array([0.75, 0.75]), np.array([True, False]))
+        25.0
+    """
+    bin_of = np.minimum((confidence * bins).astype(int), bins - 1)
+    gaps = np.bincount(bin_of, weights=confidence - correct, minlength=bins)
+    return 100 * float(np.abs(gaps).sum()) / len(correct)
+
+
 def previous_tasks(R: Matrix) -> list[float]:
     """Per session, mean accuracy on the tasks before it (on its own tasks, in the first)."""
     before = range(len(R)) if _is_square(R) else [R.shape[1]]  # joint training has one session
@@ -151,6 +171,7 @@ DEFINITIONS: Mapping[str, str] = {
     "forgetting_renate": "1/(T-1) Σ_{j<T} max_{i<T} (R[i,j] - R[T,j]); needs R before learning",
     "forgetting_libcontinual": "1/(T-1) Σ_{j<T} (R[T,j] - R[j,j]); opposite sign",
     "zero_shot_accuracy": "accuracy of the untouched model over all classes, mean over tasks",
+    "calibration_error": "ECE at the end: Σ_b |Σ_{i in b} (confidence_i - correct_i)| / n, 15 bins",
     "control_accuracy": "zero-shot accuracy on classes nobody trains, among themselves, at the end",
     "control_kept": "control_accuracy less its value before any learning",
 }

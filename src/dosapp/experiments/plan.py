@@ -5,13 +5,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from dosapp.backbones.base import Backbone
 from dosapp.backbones.registry import load_backbone, resolve_lr
 from dosapp.data.base import Dataset, ImageArray, Prompts
+from dosapp.data.paper_sets.datasets import PAPER_DATASETS, PaperDataset
 from dosapp.data.preprocess import Preprocess
 from dosapp.data.registry import load_dataset
+from dosapp.data.stream_order import parse_class_range
 from dosapp.errors import InputError
 from dosapp.methods.base import Method
 from dosapp.methods.registry import build_method, get_method, rename_options
@@ -19,6 +22,8 @@ from dosapp.scenario import Scenario, concat_scenarios, split_dataset
 from dosapp.settings import RunSettings, hash_key, read_options, read_yaml
 
 SEMANTICS_VERSION = 1  # increased when the same settings would give another result
+
+PAPER_ORDER = Path("paper")  # --class-order paper: the order of SPU's code, the datasets' own
 
 TITLES = {
     "self-training": "D^u",
@@ -91,7 +96,7 @@ def load_settings(path: Path | None, flags: Mapping[str, Any]) -> RunSettings:
 def build_scenario(settings: RunSettings, preprocess: Preprocess) -> Scenario:
     """Load the data and build the scenario that the settings describe."""
     s = settings
-    order, groups = _read_class_order(s.class_order)
+    order, groups = (None, None) if s.class_order == PAPER_ORDER else _read_class_order(s)
     parts = []
     for name in [s.data] if Path(s.data).exists() else s.data.split("+"):
         dataset = load_dataset(
@@ -106,12 +111,19 @@ def build_scenario(settings: RunSettings, preprocess: Preprocess) -> Scenario:
             dataset = _first_classes(dataset, s.classes)
         if s.template:
             dataset = replace(dataset, prompts=Prompts.from_template(s.template))
-        parts.append(split_dataset(dataset, groups or s.tasks, seed=s.seed, order=order))
+        names = _order_classes(name, dataset, s) or order
+        parts.append(split_dataset(dataset, groups or s.tasks, seed=s.seed, order=names))
     scenario = concat_scenarios(*parts) if len(parts) > 1 else parts[0]
     if s.full_test:  # first: D^u is evaluated on, so no modifier of the stream may touch it
         scenario = scenario.full_test()
     if s.stream_noise or s.test_noise:
         scenario = scenario.noisy(stream=s.stream_noise, test=s.test_noise)
+    return _modify_stream(scenario, s) if s.stream else scenario.without_stream()
+
+
+def _modify_stream(scenario: Scenario, settings: RunSettings) -> Scenario:
+    """Which images of D^u are streamed, and in which order."""
+    s = settings
     if s.stream_fraction < 1:
         scenario = scenario.fraction(s.stream_fraction)
     if s.imbalanced:
@@ -120,9 +132,16 @@ def build_scenario(settings: RunSettings, preprocess: Preprocess) -> Scenario:
         scenario = scenario.correlated()
     if s.one_class:
         scenario = scenario.one_class()
+    if s.classes_per_batch:
+        few = parse_class_range(s.classes_per_batch)
+        scenario = scenario.few_classes(*few, batch_size=s.stream_batch_size)
+    if s.stream_dirichlet:
+        scenario = scenario.dirichlet(s.stream_dirichlet)
+    if not s.first_stream:
+        scenario = scenario.without_first_stream()
     if s.disjoint_stream:
         scenario = scenario.disjoint()
-    return scenario if s.stream else scenario.without_stream()
+    return scenario
 
 
 def _first_classes(dataset: Dataset[ImageArray], count: int) -> Dataset[ImageArray]:
@@ -133,8 +152,27 @@ def _first_classes(dataset: Dataset[ImageArray], count: int) -> Dataset[ImageArr
     return replace(dataset, classes=dataset.classes[:count])
 
 
-def _read_class_order(path: Path | None) -> tuple[list[str] | None, list[list[str]] | None]:
+def _order_classes(
+    name: str, dataset: Dataset[ImageArray], settings: RunSettings
+) -> list[str] | None:
+    """The order by seed: PyCIL's permutation of the labels of the release; None: another order."""
+    s, is_papers = settings, name in PAPER_DATASETS
+    if s.class_order == PAPER_ORDER and not is_papers:
+        known = ", ".join(PAPER_DATASETS)
+        raise InputError(f"class_order is 'paper', which {name} does not have; only {known} do")
+    if s.class_order_seed is None:
+        return None
+    classes = PaperDataset.from_name(name).classes if is_papers else dataset.classes
+    permutation = np.random.RandomState(s.class_order_seed).permutation(len(classes))
+    names = [classes[n] for n in permutation]
+    return [name for name in names if name in dataset.classes]  # --classes may keep a part
+
+
+def _read_class_order(
+    settings: RunSettings,
+) -> tuple[list[str] | None, list[list[str]] | None]:
     """A file of class names in order (lines, or a YAML list), or a YAML list of lists."""
+    path = settings.class_order
     if path is None:
         return None, None
     try:

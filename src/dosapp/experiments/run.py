@@ -347,13 +347,15 @@ class Experiment:
         R = matrices[answering]["after"]
         before_after = {when: matrices[answering][when] for when in ("before", "after")}
         sessions = range(len(scenario.task_groups))
+        per_class, calibration_error = self.evaluator.evaluate_classes()
+        metrics = {**self._metrics(R), "calibration_error": calibration_error}
         return Result(
             key=self.planned.key,
             settings=self.settings.model_dump(mode="json"),
             hyperparameters=self.planned.method.hyperparameters(),
             label=run_label(self.settings),
             evaluated=answering,
-            metrics={k: None if np.isnan(v) else v for k, v in self._metrics(R).items()},
+            metrics={k: None if np.isnan(v) else v for k, v in metrics.items()},
             definitions=dict(DEFINITIONS),
             R=matrix_cells(R),
             matrices={
@@ -362,7 +364,7 @@ class Experiment:
             },
             forgetting_matrix=matrix_cells(forgetting_matrix(R)),
             previous_tasks={when: previous_tasks(M) for when, M in before_after.items()},
-            per_class=self.evaluator.per_class(),
+            per_class=per_class,
             tasks=[
                 {
                     "classes": list(task.classes),
