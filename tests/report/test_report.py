@@ -79,6 +79,9 @@ class TestSameRun:
             {"microbatch": 8},
             {"gradient_checkpointing": True},
             {"checkpointing": True},  # as version 0.1 spelled it
+            {"compile": True},
+            {"skip_bad_images": True},
+            {"reactivation_interval": 3},  # without reactivation
         ],
     )
     def test_seeds_from_another_device_or_folder_are_the_same_row(self, elsewhere) -> None:
@@ -93,6 +96,18 @@ class TestSameRun:
         )
         [row] = build_rows([first, second])
         assert row.results == (first,)
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            ({"data": "/here/pets"}, {"data": "/there/pets"}),
+            ({"class_order": "/here/order.txt"}, {"class_order": "there/order.txt"}),
+            ({"options": {"sparsity": 0.1}}, {"options": {}}),  # an option equal to its default
+        ],
+    )
+    def test_paths_and_defaults_that_give_the_same_key_are_one_row(self, first, second) -> None:
+        results = [make_result("spu", 0, 80, 10, **first), make_result("spu", 1, 82, 12, **second)]
+        assert len(build_rows(results)) == 1
 
     def test_names_of_version_0_1_are_the_same_settings(self) -> None:
         old = make_result("spu", 0, 80, 10, memory=9, batch=32)

@@ -827,6 +827,8 @@ class TestVersions:
             finished(client, post_session(client, scenario))
             assert len(service.writer.learner.replay_buffer) == 6
             assert client.post("/rollback", json={"version": 1}).json() == {"version": 3}
+        checkpoint = next((tmp_path / "x").rglob("working*.safetensors"))
+        assert checkpoint.stat().st_mode & 0o077 == 0  # it holds images
         buffer = Learner.load(tmp_path / "x").replay_buffer
         assert len(buffer) == 3  # what the second session had left of the first
         assert all((labels < 3).all() for labels in buffer.labels)

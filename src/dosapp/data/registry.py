@@ -12,12 +12,12 @@ from dosapp.data.hub import load_from_hub, load_table
 from dosapp.data.paper_sets.datasets import PAPER_DATASETS, load_local_copy
 from dosapp.data.preprocess import Preprocess
 from dosapp.data.synthetic.domain import Domain
-from dosapp.data.synthetic.shapes import SHAPES
+from dosapp.data.synthetic.shapes import SHAPES, SHAPES_HARD
 from dosapp.data.synthetic.signs import SIGNS
 from dosapp.errors import unknown_name
 
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
-SYNTHETIC: Mapping[str, Domain] = {domain.name: domain for domain in (SHAPES, SIGNS)}
+SYNTHETIC: Mapping[str, Domain] = {domain.name: domain for domain in (SHAPES, SHAPES_HARD, SIGNS)}
 
 
 def load_dataset(

@@ -17,7 +17,12 @@ from dosapp.data.registry import load_dataset
 from dosapp.data.stream_order import parse_class_range
 from dosapp.errors import InputError
 from dosapp.methods.base import Method
-from dosapp.methods.registry import build_method, get_method, rename_options
+from dosapp.methods.registry import (
+    build_method,
+    drop_default_options,
+    get_method,
+    rename_options,
+)
 from dosapp.scenario import Scenario, concat_scenarios, split_dataset
 from dosapp.settings import RunSettings, hash_key, read_options, read_yaml
 
@@ -253,7 +258,13 @@ def comparable_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
             and names of version 0.1, also of hyper-parameters, are replaced by today's.
     """
     values = {**RunSettings().model_dump(mode="json"), **RunSettings.rename_aliases(settings)}
-    values["options"] = rename_options(values["method"], values["adapt"], values["options"])
+    options = rename_options(values["method"], values["adapt"], values["options"])
+    values["options"] = drop_default_options(values["method"], values["adapt"], options)
+    for name in ("data", "class_order"):  # where a folder or file lies is not in the key
+        if "/" in str(values[name]):
+            values[name] = Path(values[name]).name
+    if not values["mask_reactivation"]:
+        values["reactivation_interval"] = RunSettings().reactivation_interval
     return {k: v for k, v in values.items() if k not in NOT_IN_KEY and k != "seed"}
 
 

@@ -148,6 +148,25 @@ def rename_options(method: str, adapt: str | None, options: Mapping[str, Any]) -
     return renamed
 
 
+def drop_default_options(
+    method: str, adapt: str | None, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Leave out the options that equal their defaults; those of unknown methods stay.
+
+    Example:
+        >>> drop_default_options("spu", None, {"sparsity": 0.1, "scope": "global"})
+        {'scope': 'global'}
+    """
+    if method not in METHODS or (adapt and adapt not in METHODS):
+        return dict(options)
+    defaults = build_method(method, adapt).hyperparameters()
+    return {
+        name: value
+        for name, value in options.items()
+        if {value} != {v for path, v in defaults.items() if f".{path}".endswith(f".{name}")}
+    }
+
+
 def _spellings(cls: type[Method]) -> dict[str, tuple[str, str]]:
     """Each hyper-parameter's path → the same, and its path in version 0.1."""
     default = cls()

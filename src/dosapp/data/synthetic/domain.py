@@ -37,12 +37,13 @@ class Domain:
     control: int
     pretraining_style: Style
     benchmark_style: Style
+    same_classes_as: str = ""  # name of another domain whose three parts these are
 
     @cached_property
     def shuffled_names(self) -> list[str]:
         """All compositions, in an order that is the same on every machine and for every seed."""
         names = list(self.compositions)
-        random.Random(self.name).shuffle(names)
+        random.Random(self.same_classes_as or self.name).shuffle(names)
         return names
 
     @property
