@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 
@@ -19,11 +20,11 @@ from dosapp.experiments.costs import estimate
 from dosapp.experiments.grid import run_grid
 from dosapp.experiments.plan import load_settings, plan
 from dosapp.experiments.ray_cluster import needs_gpu
-from dosapp.experiments.result import check_paired
+from dosapp.experiments.result import Result, check_paired
 from dosapp.paper.ledger import count_lost_cells, read_ledgers
 from dosapp.paper.ledger.cells import Cell, read_metric
 from dosapp.paper.ledger.table import Ledger
-from dosapp.paper.ledger.verdicts import judge_claim
+from dosapp.paper.ledger.verdicts import find_uninformative, judge_claim
 from dosapp.paper.reproduce import (
     Row,
     Scale,
@@ -55,6 +56,9 @@ SMALL = Scale(
     "signs",
     {"single": ["shapes"], "long": ["shapes+signs"]},
 )
+
+
+TTL = get_table("with-without-ttl")
 
 
 class TestTables:
@@ -441,6 +445,44 @@ class TestLedger:
         assert read_metric(result, "previous_tasks.after", 1) == 70
         assert read_metric(result, "previous_tasks.before") == 55
         assert read_metric(result, "previous_tasks.before", 7) is None
+
+
+class TestUninformative:
+    """A claim is not judged where nothing was learned or nothing can be learned."""
+
+    @staticmethod
+    def result(method: str, R: list[list[float | None]], zero_shot: float = 40.0) -> Result:
+        accuracy = float(np.mean(R[-1]))
+        result = make_result(method, 0, accuracy, None)
+        metrics = {**result.metrics, "zero_shot_accuracy": zero_shot}
+        return result.model_copy(update={"R": R, "metrics": metrics})
+
+    def test_an_expert_that_never_left_zero_shot(self) -> None:
+        zero_shot = {0: self.result("zero-shot", [[60.0, None], [50.0, 30.0]])}
+        stuck = self.result("dosapp", [[60.5, None], [50.5, 30.0]])
+        moved = self.result("dosapp", [[80.0, None], [50.0, 30.0]])  # the same at the end
+        assert find_uninformative([stuck], zero_shot, {}) == "dosapp never left zero-shot"
+        assert find_uninformative([moved, zero_shot[0]], zero_shot, {}) == ""
+        assert find_uninformative([stuck], {}, {}) == ""  # not known
+
+    def test_joint_training_that_gains_nothing(self) -> None:
+        moved = self.result("dosapp", [[80.0, None], [50.0, 30.0]])
+        assert "joint training gains 2.0 points" in find_uninformative(
+            [moved], {}, {0: self.result("joint", [[42.0, 42.0]])}
+        )
+        assert find_uninformative([moved], {}, {0: self.result("joint", [[70.0, 70.0]])}) == ""
+
+    def test_such_claims_are_not_counted(self, tmp_path) -> None:
+        """Momenta of 1 keep the teacher, which answers, at zero-shot."""
+        still = {"method": "dosapp", "options": {"gamma": 1.0, "lam": 1.0, "delta": 1.0}}
+        rows = [replace(row, settings={**row.settings, **still}) for row in TTL.rows]
+        ledger = Ledger("with-without-ttl", SMALL, tmp_path)
+        ledger.table = replace(TTL, rows=rows)
+        wanted = [Row("zero-shot", {"method": "zero-shot"}, {}), *rows]
+        run_grid([run for row in wanted for run in SMALL.runs(row, "shapes")], tmp_path)
+        [verdict, *_] = ledger.verdicts()
+        assert (verdict.outcome, verdict.pairs) == ("uninformative", 0)
+        assert "never left zero-shot" in ledger.markdown()
 
 
 def test_the_command_prints_the_ledger_and_writes_it(tmp_path) -> None:

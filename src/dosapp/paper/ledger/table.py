@@ -11,7 +11,7 @@ from dosapp.experiments.plan import plan
 from dosapp.experiments.result import Result, check_paired
 from dosapp.experiments.store import Store
 from dosapp.paper.ledger.cells import Cell, read_metric
-from dosapp.paper.ledger.verdicts import Verdict, judge_claim
+from dosapp.paper.ledger.verdicts import Verdict, find_uninformative, judge_claim
 from dosapp.paper.reproduce import Row, Scale, get_table
 from dosapp.runtime.extras import missing_extra
 from dosapp.settings import RunSettings
@@ -96,23 +96,38 @@ class Ledger:
         verdicts = []
         for better, than, metric, *other in self.table.claims:
             other_metric, differences = (other[0] if other else metric), []
+            reasons: list[str] = []
             excluded = () if other else self.table.contradicting_datasets(better, than, metric)
             for data in self.scale.datasets(self.table.data):
                 if data in excluded:
                     continue
                 first = self._results(self.table.row(better), data)
                 second = self._results(self.table.row(than), data)
+                if reason := self._find_uninformative(data, [*first.values(), *second.values()]):
+                    reasons.append(f"{data}: {reason}")
+                    continue
                 for seed in first.keys() & second.keys():
                     check_paired(first[seed], second[seed])
                     a = read_metric(first[seed], metric)
                     b = read_metric(second[seed], other_metric)
                     if a is not None and b is not None:
                         differences.append(a - b)
-            verdict = replace(judge_claim(better, than, metric, differences), excluded=excluded)
+            verdict = judge_claim(better, than, metric, differences)
+            if reasons and not differences:
+                verdict = replace(verdict, outcome="uninformative")
+            verdict = replace(verdict, excluded=excluded, uninformative=tuple(reasons))
             if other:  # two metrics of the same row
                 verdict = replace(verdict, better=metric, than=other_metric, metric="the mean")
             verdicts.append(verdict)
         return verdicts
+
+    def _find_uninformative(self, data: str, results: Sequence[Result]) -> str:
+        """Why a claim cannot be judged on a dataset; empty if it can, or if it is not known."""
+        zero_shot, joint = (
+            self._results(Row(method, {"method": method}, {}), data)
+            for method in ("zero-shot", "joint")
+        )
+        return find_uninformative(results, zero_shot, joint)
 
     def draw_figure(self, path: Path) -> None:
         """Draw the paper's figure or the table's sweeps to `path.png`, `.svg` and `.pdf`."""
@@ -190,7 +205,8 @@ class Ledger:
             claim = f"{v.better} better than {v.than} in {v.metric.replace('_', ' ')}"
             excluded = [name for name in v.excluded if name in datasets]
             claim += f" (but in the paper not on {' and '.join(excluded)})" if excluded else ""
-            yield markdown_row([claim, gap, v.outcome])
+            outcome = v.outcome + (f" ({'; '.join(v.uninformative)})" if v.uninformative else "")
+            yield markdown_row([claim, gap, outcome])
         yield ""
 
     def _provenance_lines(self, cells: Sequence[Cell]) -> Iterator[str]:

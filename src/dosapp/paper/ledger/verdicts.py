@@ -1,12 +1,13 @@
 """Verdicts on the paper's claims, from confidence intervals of paired differences."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from dosapp.experiments.result import Result
 from dosapp.paper.reproduce import LOWER_IS_BETTER
 
 # Student's t of a two-sided 95 % interval, by degrees of freedom; beyond them the normal quantile.
@@ -28,6 +29,7 @@ class Verdict:
     pairs: int
     outcome: str
     excluded: tuple[str, ...] = ()  # datasets on which the paper's own numbers contradict the claim
+    uninformative: tuple[str, ...] = ()  # datasets that say nothing, with the reason
 
     def to_dict(self) -> dict[str, Any]:
         """The verdict as it is stored in a ledger."""
@@ -40,7 +42,41 @@ class Verdict:
             "pairs": self.pairs,
             "said": self.outcome,
             "besides": list(self.excluded),
+            "uninformative": list(self.uninformative),
         }
+
+
+MIN_GAIN = 3.0  # points of joint training over zero-shot, without which there is nothing to learn
+MIN_CHANGE = 1.0  # mean change of a cell of R, in points, without which a model is still zero-shot
+
+
+def find_uninformative(
+    results: Sequence[Result], zero_shot: Mapping[int, Result], joint: Mapping[int, Result]
+) -> str:
+    """Say why results cannot support a claim or contradict it.
+
+    Args:
+        results: The results that the claim compares, of any seed.
+        zero_shot: Results of the untouched model on the same data, by seed.
+        joint: Results of joint training on the same data, by seed.
+
+    Returns:
+        A reason; empty if there is none, or if nothing is known about it.
+    """
+    for seed, result in joint.items():
+        before = result.metrics["zero_shot_accuracy"]
+        after = result.metrics["accuracy"]
+        if before is not None and after is not None and after - before < MIN_GAIN:
+            return f"joint training gains {after - before:.1f} points over zero-shot, seed {seed}"
+    for result in results:
+        untouched = zero_shot.get(result.settings["seed"])
+        if untouched is None or result.settings["method"] == "zero-shot":
+            continue
+        if result.matrix.shape != untouched.matrix.shape:  # joint training has one session
+            continue
+        if float(np.nanmean(np.abs(result.matrix - untouched.matrix))) < MIN_CHANGE:
+            return f"{result.label} never left zero-shot"
+    return ""
 
 
 def half_interval(values: Sequence[float]) -> float:
