@@ -21,7 +21,7 @@ from dosapp.experiments.grid import run_grid
 from dosapp.experiments.plan import load_settings, plan
 from dosapp.experiments.ray_cluster import needs_gpu
 from dosapp.experiments.result import Result, check_paired
-from dosapp.paper.ledger import count_lost_cells, read_ledgers
+from dosapp.paper.ledger import compare_forgetting, count_lost_cells, read_ledgers
 from dosapp.paper.ledger.cells import Cell, read_metric
 from dosapp.paper.ledger.table import Ledger
 from dosapp.paper.ledger.verdicts import find_uninformative, judge_claim
@@ -445,6 +445,22 @@ class TestLedger:
         assert read_metric(result, "previous_tasks.after", 1) == 70
         assert read_metric(result, "previous_tasks.before") == 55
         assert read_metric(result, "previous_tasks.before", 7) is None
+
+
+def test_published_forgetting_is_compared_by_both_definitions(tmp_path) -> None:
+    run_grid(list_runs(["with-without-ttl"], SMALL), tmp_path)
+    ledger = Ledger("with-without-ttl", SMALL, tmp_path)
+    rows = [replace(row, published={"shapes": [50.0, 10.0]}) for row in TTL.rows]
+    ledger.table = replace(TTL, metrics=["accuracy", "forgetting"], rows=rows)
+    stored = ledger.cells()[2].results
+    errors = ledger.forgetting_errors()
+    for name, values in errors.items():
+        assert values[1] == pytest.approx(np.mean([r.metrics[name] for r in stored]) - 10.0)
+    lines = compare_forgetting([ledger])
+    best = min(errors, key=lambda name: np.mean(np.abs(errors[name])))
+    expected = {"forgetting": "The paper's formula fits", "forgetting_spu": "SPU's code fits"}
+    assert expected[best] in "\n".join(lines)
+    assert compare_forgetting([Ledger("with-without-ttl", SMALL, tmp_path)]) == []
 
 
 class TestUninformative:

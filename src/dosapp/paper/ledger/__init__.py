@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dosapp.errors import InputError
 from dosapp.experiments.result import Result
-from dosapp.paper.ledger.table import Ledger
+from dosapp.paper.ledger.table import FORGETTING_DEFINITIONS, Ledger
 from dosapp.paper.ledger.timing import TimeLedger
 from dosapp.paper.reproduce import Scale, get_table
 from dosapp.runtime.files import read_json, write_bytes, write_json
@@ -37,7 +39,29 @@ def read_ledgers(
 
 def format_ledgers(ledgers: Sequence[Ledger]) -> str:
     """The ledgers as one Markdown document."""
-    return "\n".join(ledger.markdown() for ledger in ledgers)
+    return "\n".join([ledger.markdown() for ledger in ledgers] + compare_forgetting(ledgers))
+
+
+def compare_forgetting(ledgers: Sequence[Ledger]) -> list[str]:
+    """Say which definition of F fits the published values better, over all cells of all tables.
+
+    Returns:
+        Lines of Markdown; none where no published F stands beside ours.
+    """
+    errors: dict[str, list[float]] = {name: [] for name in FORGETTING_DEFINITIONS}
+    for ledger in ledgers:
+        for name, values in ledger.forgetting_errors().items():
+            errors[name] += values
+    if not all(errors.values()):
+        return []
+    means = {name: float(np.mean(np.abs(values))) for name, values in errors.items()}
+    lines = ["## Which definition of F fits the published values", ""]
+    for name, text in FORGETTING_DEFINITIONS.items():
+        count, mean = len(errors[name]), means[name]
+        lines.append(f"- {text} (`{name}`): {mean:.1f} points away on average, {count} cells")
+    best = min(means, key=lambda name: means[name])
+    text = FORGETTING_DEFINITIONS[best]
+    return [*lines, "", f"{text[0].upper()}{text[1:]} fits better.", ""]
 
 
 def write_ledgers(ledgers: Sequence[Ledger], path: Path) -> None:

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dosapp.errors import DosappError, InputError
 from dosapp.experiments.grid import parse_seeds
 from dosapp.experiments.plan import plan
@@ -15,6 +17,8 @@ from dosapp.paper.ledger.verdicts import Verdict, find_uninformative, judge_clai
 from dosapp.paper.reproduce import Row, Scale, get_table
 from dosapp.runtime.extras import missing_extra
 from dosapp.settings import RunSettings
+
+FORGETTING_DEFINITIONS = {"forgetting": "the paper's formula", "forgetting_spu": "SPU's code"}
 
 
 class Ledger:
@@ -129,6 +133,26 @@ class Ledger:
         )
         return find_uninformative(results, zero_shot, joint)
 
+    def forgetting_errors(self) -> dict[str, list[float]]:
+        """Our F less the published one by both definitions, one value per row and dataset.
+
+        The paper prints a formula, but its code is SPU's, which has another (docs/readings.md).
+        """
+        errors: dict[str, list[float]] = {name: [] for name in FORGETTING_DEFINITIONS}
+        if "forgetting" not in self.table.metrics:
+            return errors
+        column = self.table.metrics.index("forgetting")
+        for row, data in self.scale.rows(self.table):
+            values, results = row.published.get(data), self._results(row, data).values()
+            if not values or values[column] is None or not results:
+                continue
+            ours = {name: [r.metrics.get(name) for r in results] for name in errors}
+            for name, seeds in ours.items():
+                known = [value for value in seeds if value is not None]
+                if known:
+                    errors[name].append(float(np.mean(known)) - float(values[column] or 0.0))
+        return errors
+
     def draw_figure(self, path: Path) -> None:
         """Draw the paper's figure or the table's sweeps to `path.png`, `.svg` and `.pdf`."""
         try:
@@ -157,6 +181,7 @@ class Ledger:
             "note": self.table.note,
             **self.entries(),
             "claims": [verdict.to_dict() for verdict in self.verdicts()],
+            "forgetting_errors": self.forgetting_errors(),
         }
 
     def entries(self) -> dict[str, Any]:
