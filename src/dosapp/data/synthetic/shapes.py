@@ -98,6 +98,6 @@ SHAPES_HARD = replace(
     SHAPES,
     name="shapes-hard",
     description="the classes of shapes behind strong clutter, where training pays",
-    benchmark_style=replace(SHAPES.benchmark_style, clutter=0.5),
+    benchmark_style=replace(SHAPES.benchmark_style, clutter=0.4),
     same_classes_as="shapes",
 )
