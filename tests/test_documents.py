@@ -298,6 +298,7 @@ def test_the_page_counts_the_claims_as_the_ledger_does() -> None:
     for ledger in (ledger for file in files for ledger in json.loads(file.read_text())):
         outcomes = [claim["said"] for claim in ledger.get("claims", [])]
         if outcomes:
-            counts = [outcomes.count(word) for word in ("agrees", "within noise", "disagrees")]
+            words = ("agrees", "within noise", "disagrees", "uninformative")
+            counts = [outcomes.count(word) for word in words]
             line = " | ".join([ledger["table"], *(str(count or "") for count in counts)])
             assert re.sub(" +", " ", f"| {line} |") in page, line

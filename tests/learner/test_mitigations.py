@@ -73,7 +73,7 @@ class TestConfidenceGate:
         student = learner.student
         confidence = torch.stack(
             [
-                (e.logit_scale * student.cosine_logits(pixels, e)).softmax(1).max(1).values
+                (e.logit_scale * student.class_scores(pixels, e)).softmax(1).max(1).values
                 for e in learner.method.experts(student).values()
             ]
         ).max(0).values  # fmt: skip
@@ -115,7 +115,7 @@ class TestConfidenceGate:
 class TestEntropyScaling:
     def test_the_factor_is_one_minus_the_share_of_the_maximal_entropy(self, train) -> None:
         learner, pixels = train(entropy_lr_scaling=True, method="spu", adapt="self-training")
-        logits = learner.student.backbone.logit_scale * learner.student.cosine_logits(pixels)
+        logits = learner.student.backbone.logit_scale * learner.student.class_scores(pixels)
         p = logits.detach().softmax(1)
         by_hand = 1 - float(-(p * p.log()).sum(1).mean()) / math.log(3)
         check = learner.mitigations.check_batch(learner.student, learner.method, pixels)

@@ -70,7 +70,7 @@ def max_confidences(learner: Learner, images: list[bytes]) -> list[float]:
     )
     experts = learner.method.experts(learner.student).values()
     logits = torch.stack(
-        [expert.logit_scale * learner.cosine_logits(pixels, expert) for expert in experts]
+        [expert.logit_scale * learner.class_scores(pixels, expert) for expert in experts]
     )
     confidences: list[float] = logits.softmax(dim=2).amax(dim=(0, 2)).tolist()
     return confidences

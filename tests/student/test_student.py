@@ -197,7 +197,7 @@ def test_two_experts_share_a_forward_pass_of_an_equal_trunk(student, weights, ti
     result = method.stream_loss(student, pixels)
     assert rows == [len(pixels), len(NAMES)] * times
     of_student, of_teacher = (
-        student.cosine_logits(pixels, expert) for expert in (student.backbone, method.teacher)
+        student.class_scores(pixels, expert) for expert in (student.backbone, method.teacher)
     )
     assert torch.equal(result.labels, max_logit_labels(of_teacher, of_student))
     images, texts = student.backbone.encode_image(pixels), student.encode_captions()

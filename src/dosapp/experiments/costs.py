@@ -149,7 +149,7 @@ def measure_step_costs(
     times = len(experts) * (2 if learner.method.adapts else 1)  # before and after the stream
     _, expert = learner.answering_expert
     evaluation = measure(
-        lambda: learner.cosine_logits(batch, expert), times * evaluated / max(1, len(batch))
+        lambda: learner.class_scores(batch, expert), times * evaluated / max(1, len(batch))
     )
     return [labelled, stream, evaluation], _learner_bytes(learner)
 

@@ -104,4 +104,4 @@ class Evaluator:
         self, expert: Expert, test: LabelledImages, prompts: Mapping[str, Prompts]
     ) -> Tensor:
         batches = test.batches(EVAL_BATCH_SIZE)
-        return torch.cat([self.learner.cosine_logits(x, expert, prompts) for x in batches])
+        return torch.cat([self.learner.class_scores(x, expert, prompts) for x in batches])

@@ -1,7 +1,8 @@
 """Export the answering expert as a plain model, to be used without dosapp.
 
 pretrained   a `save_pretrained` folder that transformers loads, with the class names beside it
-onnx         the image tower as `image.onnx`, features of the classes as `classes.safetensors`
+onnx         the image tower as `image.onnx`, features of the classes as `classes.safetensors`; if a
+             head predicts, it is part of the graph: images in, logits out
 """
 
 import json
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from dosapp.backbones.base import Expert
 from dosapp.backbones.clip import CLIPBackbone
 from dosapp.errors import InputError, unknown_name
+from dosapp.heads.base import Head, HeadExpert
 from dosapp.learner.learner import Learner
 from dosapp.runtime.extras import missing_extra
 
@@ -42,16 +44,30 @@ def export(learner: Learner, folder: Path, kind: str = "pretrained") -> None:
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"'{folder}' is not empty; export to a new folder")
     name, expert = learner.answering_expert
+    head = expert.head if isinstance(expert, HeadExpert) else None
+    if isinstance(expert, HeadExpert):
+        expert = expert.expert
     if not isinstance(expert, CLIPBackbone):
         raise InputError(
             f"this learner predicts with its {name}, which is more than one CLIP model; "
             "only learners whose student or teacher predicts alone can be exported"
         )
+    if head is not None and kind != "onnx":
+        raise InputError(
+            f"this learner predicts with a head of its {learner.settings.method}, which a "
+            "transformers model does not have; export it with --kind onnx"
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         export_folder = Path(scratch) / "export"
         export_folder.mkdir()
-        (CLIPBackbone.save if kind == "pretrained" else _write_onnx)(expert, export_folder)
+        if kind == "pretrained":
+            expert.save(export_folder)
+        else:
+            texts = learner.student.text_head.class_embeddings(expert)
+            if head is not None:
+                head.score(texts, texts)  # solved here, not in the graph
+            _write_onnx(_ImageModel(expert, head, texts), expert.image_size, export_folder)
         _write_classes(learner, expert, export_folder)
         if folder.exists():
             folder.rmdir()
@@ -71,34 +87,37 @@ def _write_classes(learner: Learner, expert: Expert, folder: Path) -> None:
     save_file({"features": features.contiguous()}, folder / "classes.safetensors")
 
 
-class _ImageEncoder(nn.Module):
-    """Images in [0, 1] → unit features, to be multiplied with those of the classes."""
+class _ImageModel(nn.Module):
+    """Images in [0, 1] → unit features, to be multiplied with those of the classes; or logits."""
 
-    def __init__(self, expert: CLIPBackbone) -> None:
+    def __init__(self, expert: CLIPBackbone, head: Head | None, texts: Tensor) -> None:
         super().__init__()
         self.model, self.expert = expert.model, expert
+        self.head, self.texts = head, texts
+        self.output = "features" if head is None else "logits"
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return self.expert.encode_image(pixels)
+        features = self.expert.encode_image(pixels)
+        return features if self.head is None else self.head.score(features, self.texts)
 
 
-def _write_onnx(expert: CLIPBackbone, folder: Path) -> None:
+def _write_onnx(model: _ImageModel, image_size: int, folder: Path) -> None:
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise missing_extra("an ONNX export", "onnx", error) from error
-    pixels = torch.rand(2, 3, expert.image_size, expert.image_size)
+    pixels = torch.rand(2, 3, image_size, image_size)
     # The exporter warns that torchvision is missing, which is not needed.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside the exporter
         torch.onnx.export(
-            _ImageEncoder(expert).eval(),
+            model.eval(),
             (pixels,),
             folder / "image.onnx",
             input_names=["pixels"],
-            output_names=["features"],
+            output_names=[model.output],
             dynamic_shapes={"pixels": {0: torch.export.Dim("batch")}},
             dynamo=True,
             external_data=False,

@@ -17,6 +17,7 @@ from dosapp.backbones.sharded import ShardedBackbone
 from dosapp.data.base import Prompts, check_class_names
 from dosapp.data.prefetch import prefetch
 from dosapp.errors import InputError, unknown_name
+from dosapp.heads.base import HeadExpert, score_features
 from dosapp.history.history import History
 from dosapp.history.record import State, compute_checksum
 from dosapp.learner.batches import SessionBatches
@@ -331,7 +332,7 @@ class Learner:
         if not len(pixels):
             return []
         _, expert = self.answering_expert
-        scores = (expert.logit_scale * self.cosine_logits(pixels, expert)).softmax(dim=1)
+        scores = (expert.logit_scale * self.class_scores(pixels, expert)).softmax(dim=1)
         values, indices = scores.topk(min(top, len(classes)), dim=1)
         predictions = []
         for row_values, row_indices in zip(values.tolist(), indices.tolist(), strict=True):
@@ -340,12 +341,22 @@ class Learner:
         return predictions
 
     @torch.inference_mode()
-    def cosine_logits(
+    def class_scores(
         self, pixels: Tensor, expert: Expert, prompts: Mapping[str, Prompts] | None = None
     ) -> Tensor:
-        """Unscaled cosines `[B, C]` with the templates of `prompts`, or of all classes."""
-        embeddings = self.student.text_head.class_embeddings(expert, prompts)
-        return expert.encode_image(pixels) @ embeddings.T
+        """Unscaled scores `[B, C]` of the classes in `prompts`, or of all known ones.
+
+        They are cosines with the mean feature of each class's templates, or what the expert's head
+        says. A head knows learned classes only; if there are others, captions decide.
+        """
+        text_head = self.student.text_head
+        if prompts is None or not isinstance(expert, HeadExpert):
+            embeddings = text_head.class_embeddings(expert, prompts)
+            return score_features(expert, expert.encode_image(pixels), embeddings)
+        index = {name: n for n, name in enumerate(self.classes)}
+        if any(name not in index for name in prompts):
+            return self.class_scores(pixels, expert.expert, prompts)
+        return self.class_scores(pixels, expert)[:, [index[name] for name in prompts]]
 
     # State
 

@@ -71,7 +71,7 @@ class Mitigations:
             return BatchCheck()
         experts = method.experts(student).values()
         logits = torch.stack(
-            [expert.logit_scale * student.cosine_logits(pixels, expert) for expert in experts]
+            [expert.logit_scale * student.class_scores(pixels, expert) for expert in experts]
         )  # [experts, B, C]
         confidence = logits.softmax(dim=2).max(dim=2)  # [experts, B]
         best = confidence.values.argmax(dim=0)  # [B]

@@ -20,6 +20,7 @@ from dosapp.functional.ema import ema_update
 from dosapp.functional.losses import clip_loss
 from dosapp.functional.masks import Mask, Scores, gradient_scores, iter_gradients
 from dosapp.functional.named_tensors import bits_differ, select_prefix
+from dosapp.heads.base import score_features
 from dosapp.runtime import distributed
 from dosapp.runtime.rng import torch_rng
 from dosapp.settings import PAPER_LR
@@ -147,10 +148,10 @@ class Student:
         negatives = self.encode_absent_captions(labels)
         return clip_loss(images, texts, self.backbone.logit_scale, negatives)
 
-    def cosine_logits(self, pixels: Tensor, expert: Expert | None = None) -> Tensor:
-        """Unscaled cosines `[B, C]` of images with the training captions."""
+    def class_scores(self, pixels: Tensor, expert: Expert | None = None) -> Tensor:
+        """Unscaled cosines `[B, C]` of images with the training captions, or a head's scores."""
         expert = expert or self.backbone
-        return expert.encode_image(pixels) @ self.encode_captions(expert).T
+        return score_features(expert, expert.encode_image(pixels), self.encode_captions(expert))
 
     def scaled_image_logits(self, pixels: Tensor) -> Tensor:
         """Scaled logits `[B, C]` with a gradient for the image tower only."""

@@ -1,0 +1,144 @@
+"""Class means and a pooled scatter matrix of image features: what closed-form heads are made of.
+
+No image is kept. Features are added class by class in any order, and sums are in float64, so the
+order of sessions does not matter.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from dosapp.errors import InputError
+from dosapp.functional.class_indices import remove_class_index
+
+
+@dataclass
+class ClassStatistics:
+    """By class index: number of features and their mean `[D]`; one scatter matrix for all.
+
+    The scatter `[D, D]` is Σ_c Σ_i (f_i - μ_c)(f_i - μ_c)ᵀ.
+
+    Example:
+        >>> statistics = ClassStatistics()
+        >>> statistics.add(0, torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+        >>> statistics.means[0].tolist(), statistics.counts
+        ([0.5, 0.5], {0: 2})
+    """
+
+    counts: dict[int, int] = field(default_factory=dict)
+    means: dict[int, Tensor] = field(default_factory=dict)
+    scatter: Tensor | None = None
+    total: int = 0  # features in the scatter, also of removed classes
+    revision: int = 0  # increased by every change; solved classifiers are keyed by it
+
+    def add(self, label: int, features: Tensor) -> None:
+        """Add features `[n, D]` of a class, new or known."""
+        features, count = features.double(), len(features)
+        mean = features.mean(dim=0)
+        centred = features - mean
+        scatter = centred.T @ centred
+        known = self.counts.get(label, 0)
+        if known:  # two parts of one class: their means differ, and that is scatter too
+            gap = mean - self.means[label]
+            scatter += known * count / (known + count) * torch.outer(gap, gap)
+            mean = self.means[label] + count / (known + count) * gap
+        self.counts[label], self.means[label] = known + count, mean
+        self.scatter = scatter if self.scatter is None else self.scatter + scatter
+        self.total += count
+        self.revision += 1
+
+    def stack_means(self, classes: int) -> Tensor:
+        """The means `[C, D]` of all classes.
+
+        Raises:
+            InputError: A class has no statistics.
+        """
+        missing = next((label for label in range(classes) if label not in self.means), None)
+        if missing is not None:
+            raise InputError(
+                f"class {missing + 1} of {classes} has no statistics, because no image of it was "
+                "learned; train a session with its images, or remove it"
+            )
+        return torch.stack([self.means[label] for label in range(classes)])
+
+    def precision(self) -> Tensor:
+        """The shrunk inverse of the pooled covariance, `(n - 1) · pinv(scatter + tr(S) · I)`.
+
+        S is scatter / (n - 1). Wang et al. (2024) write d for the first n - 1, which the weight
+        that they tune per dataset absorbs; with n - 1 scores are log-likelihoods.
+        """
+        assert self.scatter is not None
+        freedom = max(1, self.total - 1)
+        ridge = self.scatter.trace() / freedom
+        identity = torch.eye(len(self.scatter)).to(self.scatter)
+        inverse: Tensor = torch.linalg.pinv(self.scatter + ridge * identity, hermitian=True)
+        return freedom * inverse
+
+    def remove_class(self, index: int) -> None:
+        """Drop a class; the indices of those after it decrease by one. The scatter stays."""
+        self.counts = remove_class_index(self.counts, index)
+        self.means = remove_class_index(self.means, index)
+        self.revision += 1
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Tensors to save."""
+        if self.scatter is None:
+            return {}
+        labels = list(self.counts)
+        return {
+            "counts": torch.tensor([[label, self.counts[label]] for label in labels]),
+            "means": torch.stack([self.means[label] for label in labels]),
+            "scatter": self.scatter,
+            "total": torch.tensor(self.total),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore `state_dict`."""
+        self.counts = dict(state["counts"].tolist()) if state else {}
+        self.means = dict(zip(self.counts, state["means"], strict=True)) if state else {}
+        self.scatter = state["scatter"] if state else None
+        self.total = int(state["total"]) if state else 0
+        self.revision += 1
+
+
+@dataclass
+class NearestMeanHead:
+    """Nearest class mean: cosine with the normalised mean, times CLIP's scale."""
+
+    statistics: ClassStatistics
+    scale: Tensor
+
+    def score(self, features: Tensor, text_features: Tensor) -> Tensor:
+        """Logits `[B, C]`."""
+        means = normalize(self.statistics.stack_means(len(text_features)), dim=1)
+        return self.scale * features @ means.to(features).T
+
+
+@dataclass
+class GaussianHead:
+    """Gaussian discriminant analysis with one covariance, beside the captions.
+
+    logits_c = f·Σ⁻¹μ_c - ½ μ_cᵀΣ⁻¹μ_c + text_scale · f·t_c
+    """
+
+    statistics: ClassStatistics
+    text_scale: Tensor
+    _solved: tuple[tuple[int, int], Tensor, Tensor] | None = None
+
+    def score(self, features: Tensor, text_features: Tensor) -> Tensor:
+        """Logits `[B, C]`."""
+        weights, bias = self._classifier(len(text_features))
+        scores = features @ weights.to(features).T - bias.to(features)
+        return scores + self.text_scale * features @ text_features.T
+
+    def _classifier(self, classes: int) -> tuple[Tensor, Tensor]:
+        """Σ⁻¹μ_c `[C, D]` and ½ μ_cᵀΣ⁻¹μ_c `[C]`, solved once until the statistics change."""
+        key = (self.statistics.revision, classes)
+        if self._solved is None or self._solved[0] != key:
+            means = self.statistics.stack_means(classes)
+            weights = means @ self.statistics.precision()
+            self._solved = (key, weights, (weights * means).sum(dim=1) / 2)
+        return self._solved[1:]
