@@ -129,14 +129,31 @@ def check_same_definitions(results: Iterable[Result]) -> None:
                 )
 
 
+# Settings of the order in which classes are learned.
+CLASS_ORDER_SETTINGS = ("class_order", "class_order_seed")
+
+
+def class_order(result: Result) -> tuple[Any, ...]:
+    """The settings of the order of a result's classes."""
+    return tuple(full_settings(result)[name] for name in CLASS_ORDER_SETTINGS)
+
+
 def check_same_tasks(one: Result, two: Result) -> None:
     """Raise if two results have other classes or another number of test images.
 
-    A result on the whole test set may stand beside one on a half, as in a table of the paper.
+    A result on the whole test set may stand beside one on a half, as in a table of the paper, and
+    one of another class order beside it, if it has the same classes.
     """
     compared = {"classes": "tasks", "test": "numbers of test images"}
     if full_settings(one)["full_test"] != full_settings(two)["full_test"]:
         del compared["test"]
+    if class_order(one) != class_order(two):
+        compared = {}
+        first, second = (sorted(n for t in r.tasks for n in t["classes"]) for r in (one, two))
+        if first != second:
+            raise InputError(
+                f"results {one.key} and {two.key} are of different classes; report them apart"
+            )
     for name, description in compared.items():
         if [t.get(name) for t in one.tasks] != [t.get(name) for t in two.tasks]:
             raise InputError(
@@ -178,7 +195,7 @@ def check_paired(one: Result, two: Result) -> None:
     check_same_definitions([one, two])
     check_comparable([one, two])
     first, second = full_settings(one), full_settings(two)
-    for name in ("seed", "test_noise"):
+    for name in ("seed", "test_noise", *CLASS_ORDER_SETTINGS):
         if first[name] != second[name]:
             raise InputError(
                 f"results {one.key} and {two.key} are evaluated on different test images: "

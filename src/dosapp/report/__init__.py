@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dosapp.experiments.result import Result
+from dosapp.report.robustness import robustness_table
+from dosapp.report.stream_gain import compute_stream_gains
 from dosapp.report.tables import (
     COLUMNS,
     Row,
@@ -28,6 +30,7 @@ CAPTIONS = {
     "labels": "Pseudo-labels that are correct",
     "sweeps": "Accuracy and forgetting over single settings, all others being equal",
     "costs": "Time and memory",
+    "gain": "What the stream is worth: gain in accuracy against correct pseudo-labels",
 }
 
 
@@ -72,6 +75,11 @@ def write_report(
             figures.save_figure(figure, folder, name + suffix)
             page_figures.append((CAPTIONS[name] + addition, figures.to_svg(figure)))
             plt.close(figure)
+    gains = figures.plot_stream_gains(compute_stream_gains(results))
+    if gains is not None:
+        figures.save_figure(gains, folder, "gain")
+        page_figures.append((CAPTIONS["gain"], figures.to_svg(gains)))
+        plt.close(gains)
     definitions = metric_definitions(results, columns)
     page = jinja2.Template((Path(__file__).parent / "page.html.j2").read_text(), autoescape=True)
     html = page.render(
@@ -85,7 +93,7 @@ def write_report(
     )
     write_bytes(folder / "report.html", html.encode())
     parts = [f"# {title}\n", to_markdown(table, columns), f"{definitions}\n", *differences]
-    parts.append(stream_statistics(table))
+    parts += [stream_statistics(table), robustness_table(table)]
     write_bytes(folder / "report.md", "\n".join(parts).encode())
     write_bytes(folder / "report.csv", to_csv(table, columns).encode())
     write_bytes(folder / "report.tex", to_latex(table, columns).encode())

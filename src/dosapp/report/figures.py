@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from dosapp.report.stream_gain import StreamGain
 from dosapp.report.sweeps import find_sweeps
 from dosapp.report.tables import Row
 
@@ -25,6 +26,8 @@ OURS, TUNED, BOUND, OTHER = "#0072B2", "#D55E00", "#6b6b6b", "#404040"
 BOUNDS = ("zero-shot", "Joint")  # no training, and training on all tasks at once
 FIXED_COLOURS = {"DoSAPP": OURS, "FLYP": TUNED, **dict.fromkeys(BOUNDS, BOUND)}
 SYMBOLS = {"gamma": "γ", "lam": "λ", "delta": "δ", "sparsity": "trainable share of candidates, c"}
+MARKERS = ("o", "s", "^", "D", "v", "P")  # one per dataset
+MIN_GAINS = 3  # points of a figure
 MAX_LINES = 14  # more rows than this are drawn as a table of colours or a ranking
 STYLE = {
     "font.size": 10,
@@ -335,6 +338,32 @@ def plot_sweeps(rows: Sequence[Row]) -> Figure | None:
                     axes.set_xticks(x, [f"{value:g}" for value in x])
                     axes.minorticks_off()
             pair[0].set_title(sweep.label, size=9, loc="left")
+    return figure
+
+
+def plot_stream_gains(gains: Sequence[StreamGain]) -> Figure | None:
+    """Gain of the stream in accuracy against correct pseudo-labels, one point per run."""
+    if len(gains) < MIN_GAINS:
+        return None
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
+        axes.axhline(0, color=OTHER, lw=0.8)
+        data = list(dict.fromkeys(gain.data for gain in gains))
+        for n, name in enumerate(data):
+            for is_ours in (False, True):
+                points = [g for g in gains if g.data == name and is_ours == (g.label == "DoSAPP")]
+                axes.plot(
+                    [g.correct for g in points],
+                    [g.accuracy for g in points],
+                    MARKERS[n % len(MARKERS)],
+                    ms=7 if is_ours else 5,
+                    color=OURS if is_ours else PALETTE[n % len(PALETTE)],
+                    alpha=0.9 if is_ours else 0.7,
+                    label=f"{name}: {'DoSAPP' if is_ours else 'others'}" if points else None,
+                )
+        axes.set(xlabel="correct pseudo-labels after the first session, %")
+        axes.set(ylabel="gain of the stream in final accuracy, points")
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9)
     return figure
 
 

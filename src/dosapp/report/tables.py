@@ -16,6 +16,7 @@ from dosapp.experiments.result import (
     check_comparable,
     check_paired,
     check_same_definitions,
+    class_order,
     full_settings,
 )
 from dosapp.methods.base import Ability
@@ -77,7 +78,7 @@ class Row:
 
     def text(self, metric: str) -> str:
         """`mean ± std` over seeds, as tables print it."""
-        return _mean_std(self.values(metric), digits=0 if metric in COSTS else 1)
+        return format_mean_std(self.values(metric), digits=0 if metric in COSTS else 1)
 
 
 def build_rows(results: Iterable[Result]) -> list[Row]:
@@ -253,7 +254,8 @@ def paired_differences(table: Sequence[Row], against: str) -> str:
             for r in row.results
             if r.settings["seed"] in reference
         ]
-        if row.name == against or not pairs:
+        same_order = class_order(row.results[0]) == class_order(matches[0].results[0])
+        if row.name == against or not pairs or not same_order:
             continue
         for result, other in pairs:
             check_paired(result, other)
@@ -261,9 +263,9 @@ def paired_differences(table: Sequence[Row], against: str) -> str:
         for metric in COLUMNS:
             values = [(r.metrics[metric], other.metrics[metric]) for r, other in pairs]
             differences = [a - b for a, b in values if a is not None and b is not None]
-            cells.append(_mean_std(differences, "+"))
+            cells.append(format_mean_std(differences, "+"))
         lines.append([row.name, *cells, str(len(pairs))])
-    return _markdown_lines(lines)
+    return markdown_lines(lines)
 
 
 STREAM_COLUMNS = ("correct pseudo-labels", "expert disagreement", "distance", "control kept")
@@ -288,9 +290,9 @@ def stream_statistics(table: Sequence[Row]) -> str:
             for r in row.results
         ]
         columns = zip(*per_seed, strict=True)
-        cells = [_mean_std([v for v in values if v is not None]) for values in columns]
+        cells = [format_mean_std([v for v in values if v is not None]) for values in columns]
         lines.append([row.name, *cells, str(len(row.results))])
-    return _markdown_lines(lines)
+    return markdown_lines(lines)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -298,7 +300,8 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _mean_std(values: list[float], sign: str = "", digits: int | None = None) -> str:
+def format_mean_std(values: list[float], sign: str = "", digits: int | None = None) -> str:
+    """`mean ± std`, or a dash without values; `sign` is "+" for differences."""
     if not values:
         return "–"
     if digits is None:  # small numbers get one digit more
@@ -315,7 +318,7 @@ def abilities_table() -> str:
         if method.abilities is not None:
             cells = ("yes" if column in method.abilities else "–" for column in columns)
             lines.append([method_title(name), *cells])
-    return _markdown_lines(lines)
+    return markdown_lines(lines)
 
 
 def metric_definitions(results: Iterable[Result], columns: Iterable[str] = COLUMNS) -> str:
@@ -324,5 +327,6 @@ def metric_definitions(results: Iterable[Result], columns: Iterable[str] = COLUM
     return "; ".join(f"{name} = {formulas[name]}" for name in columns if name in formulas)
 
 
-def _markdown_lines(lines: Iterable[Sequence[str]]) -> str:
+def markdown_lines(lines: Iterable[Sequence[str]]) -> str:
+    """Lines of cells as a Markdown table."""
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
