@@ -127,6 +127,13 @@ class LearnerSettings(Settings):
         10, ge=1, description="stream steps between two choices of these entries"
     )
 
+    head: Literal["ncm", "gda", "ncm-moved", "gda-moved"] | None = Field(
+        None, description="predict by class statistics, stored or moved by the stream [captions]"
+    )
+    head_text_weight: float = Field(
+        0.0, ge=0, description="weight of the captions' logits beside a GDA head's"
+    )
+
     device: str = Field("cpu", description="cpu, cuda, mps, or auto")
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="of matrix products (autocast); weights and losses stay float32"

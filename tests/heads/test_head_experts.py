@@ -1,4 +1,4 @@
-"""Methods whose head predicts: evaluation, prediction, classes, saving and export follow it."""
+"""Learners whose head predicts: evaluation, prediction, classes, saving and export follow it."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from support.images import PREPROCESS
 @pytest.fixture(params=["ncm", "gda"])
 def learned(request, small, tiny):
     """A learner after two sessions, and its scenario."""
-    settings = small(method=request.param)
+    settings = small(method="zero-shot", head=request.param)
     scenario = build_scenario(settings, PREPROCESS)
     learner = Learner(settings.learner(), tiny)
     for t in range(2):

@@ -48,6 +48,7 @@ PAIRS = {
         "reactivation_interval": 1,
         "all_class_negatives": True,
     },
+    "dosapp, head": {"method": "dosapp", "head": "gda-moved", "head_text_weight": 0.5},
     "dosapp, all weights": {"method": "dosapp", "options": {"weights": "all", "labels": "student"}},
 }
 

@@ -145,8 +145,8 @@ def measure_step_costs(
         for t in range(len(scenario.task_groups))
         for j in scenario.seen_tasks(t)
     )
-    experts = learner.method.experts(learner.student)
-    times = len(experts) * (2 if learner.method.adapts else 1)  # before and after the stream
+    experts = learner.experts()
+    times = len(experts) * (2 if learner.adapts else 1)  # before and after the stream
     _, expert = learner.answering_expert
     evaluation = measure(
         lambda: learner.class_scores(batch, expert), times * evaluated / max(1, len(batch))

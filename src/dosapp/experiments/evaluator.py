@@ -38,7 +38,7 @@ class Evaluator:
 
     def experts(self) -> Mapping[str, Expert]:
         """All experts of the learner, by name."""
-        return self.learner.method.experts(self.learner.student)
+        return self.learner.experts()
 
     def accuracy(self, expert: Expert, task: int, seen: Iterable[int]) -> float:
         """Accuracy on the test images of a task, over the classes of all seen tasks.

@@ -227,6 +227,8 @@ FEATURES = {
     "mask_reactivation": ("readmit", "reactivation"),
     "stream_lr": ("stream_lr", "stream lr"),
     "all_class_negatives": ("rivals", "all-class negatives"),
+    "head": ("head", "head"),
+    "head_text_weight": ("head_text_weight", "text"),
 }
 
 
@@ -289,5 +291,6 @@ def run_label(settings: RunSettings) -> str:
         label += f" + ER={s.buffer_size}"
     features = {name: getattr(s, setting) for setting, (_, name) in FEATURES.items()}
     for name, value in _drop_disabled(features).items():
-        label += f" + {name}" + ("" if value is True else f"={value:g}")
+        text = value if isinstance(value, str) else f"{value:g}"
+        label += f" + {name}" + ("" if value is True else f"={text}")
     return label

@@ -244,7 +244,7 @@ class Experiment:
     def _adapt(self, t: int) -> None:
         progress, stream = self.progress, self.scenario.session(t).unlabelled
         size, labels = self.settings.stream_batch_size, self.scenario.stream_labels(t)
-        batches = -(-len(stream) // size) if self.learner.method.adapts else 0
+        batches = -(-len(stream) // size) if self.learner.adapts else 0
         for counter in (progress.right, progress.guessed, progress.differed):
             counter.extend([0] * (t + 1 - len(counter)))
         left = range(progress.done, batches)

@@ -21,6 +21,7 @@ from dosapp.heads.base import HeadExpert, score_features
 from dosapp.history.history import History
 from dosapp.history.record import State, compute_checksum
 from dosapp.learner.batches import SessionBatches
+from dosapp.learner.class_head import ClassHead
 from dosapp.learner.inputs import Images, read_pixels, stack_images
 from dosapp.learner.mitigations import Mitigations
 from dosapp.learner.persistence import (
@@ -115,8 +116,10 @@ class Learner:
             s.mask_reactivation,
             s.reactivation_interval,
         )
+        self.head = ClassHead(s.head, s.head_text_weight)
         self.sessions = 0  # finished ones
         self.method.setup(self.student)
+        self.head.setup(self.student, self._method_expert)
 
     @property
     def pretrained(self) -> Backbone:
@@ -156,6 +159,7 @@ class Learner:
         self.method.remove_class(index)
         self.replay_buffer.remove_class(index)
         self.mitigations.remove_class(index)
+        self.head.remove_class(index)
 
     def _check_class(self, name: str) -> None:
         if name not in self.classes:
@@ -208,6 +212,7 @@ class Learner:
             for message in self.session_warnings(session):
                 warnings.warn(message, stacklevel=3)  # at the caller of learn
             student.stream_skew = 0.0
+            self.head.begin_session(student, self._method_expert)
             student.select(method.select_parameters(student, batches.epoch(0)))
             # Mask reactivation may train these entries again in a later stream.
             self.mitigations.record_selection(student.session_selection, self.sessions)
@@ -242,6 +247,7 @@ class Learner:
                 yield take_step(step, stage.loss(student, partial(read_batch, step), step - first))
             first += stage.steps
         method.end_session(student, session)
+        self.head.end_session(student, self._method_expert, session)
         self.replay_buffer.add_session(session.train, labels)
         self.sessions += 1
         method.begin_stream(student)
@@ -291,7 +297,8 @@ class Learner:
         pixels = to_device(read_pixels(images, self.preprocess), self.device)
         if not self.sessions or not self.classes or not len(pixels):
             return None
-        student, method = self.student, self.method
+        student, method, stepped = self.student, self.method, False
+        before = self._encode(pixels) if self.head.moves else None
         check = self.mitigations.check_batch(student, method, pixels)
         trusted = check.select_trusted(pixels)
         result = method.stream_loss(student, trusted) if len(trusted) else None
@@ -302,15 +309,46 @@ class Learner:
                 method.after_stream_step(student)
                 self.mitigations.after_stream_step(student)
             result = replace(result, loss=result.loss.detach(), stepped=stepped)
+        if before is not None:
+            self.head.observe(pixels, before, self._method_expert)
+            if not method.adapts:
+                return AdaptResult(self._head_labels(pixels))
         # Images that the gate held back get their pseudo-labels too, and no loss.
         return check.add_gated_labels(result) if method.adapts else None
 
     # Prediction
 
     @property
+    def adapts(self) -> bool:
+        """Whether the unlabelled phase does anything."""
+        return self.method.adapts or self.head.moves
+
+    def experts(self) -> Mapping[str, Expert]:
+        """All models that can predict, by name; the first one answers."""
+        experts = self.method.experts(self.student)
+        if self.settings.head is None:
+            return experts
+        return {self.settings.head: self.head.answer(self._method_expert), **experts}
+
+    @property
     def answering_expert(self) -> tuple[str, Expert]:
-        """The name and model (student or teacher) that predicts: the method's first expert."""
-        return next(iter(self.method.experts(self.student).items()))
+        """The name and model (student, teacher or head) that predicts: the first expert."""
+        return next(iter(self.experts().items()))
+
+    @property
+    def _method_expert(self) -> Expert:
+        """The method's first expert, whose features a head scores."""
+        return next(iter(self.method.experts(self.student).values()))
+
+    @torch.no_grad()
+    def _encode(self, pixels: Tensor) -> Tensor:
+        return self._method_expert.encode_image(pixels)
+
+    @torch.no_grad()
+    def _head_labels(self, pixels: Tensor) -> Tensor:
+        return (
+            self.class_scores(pixels, self.answering_expert[1]).argmax(dim=1).clone()
+        )  # a normal tensor
 
     @torch.inference_mode()
     def predict(self, images: Images, top: int = 5) -> list[Prediction]:

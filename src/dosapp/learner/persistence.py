@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from dosapp.backbones.base import Backbone
 from dosapp.data.base import Prompts
 from dosapp.errors import CorruptRecordError, InputError
 from dosapp.functional.named_tensors import select_prefix
@@ -114,11 +115,12 @@ def capture_state(learner: "Learner") -> State:
     student, method = learner.student, learner.method
     weights = student.backbone.weights()
     tensors = {f"student/{n}": weights[n].detach() for n in sorted(student.ever_selected)}
-    for role, copy in method.shared_copies().items():
+    for role, copy in _list_copies(learner).items():
         own = {n: w.detach() for n, w in copy.weights().items() if w is not weights[n]}
         tensors |= {f"{role}/{n}": w for n, w in own.items()}
     tensors |= {f"method/{n}": t for n, t in method.state_dict().items()}
     tensors |= {f"caution/{n}": t for n, t in learner.mitigations.state_dict().items()}
+    tensors |= {f"head/{n}": t for n, t in learner.head.state_dict().items()}
     tensors |= {f"mask/{n}": m for n, m in (student.selection.mask or {}).items()}
     prompts = student.text_head.prompts
     facts = {
@@ -130,6 +132,11 @@ def capture_state(learner: "Learner") -> State:
         "stored_images": len(learner.replay_buffer),
     }
     return State({name: tensor.cpu() for name, tensor in tensors.items()}, facts)
+
+
+def _list_copies(learner: "Learner") -> dict[str, Backbone]:
+    """Copies of the backbone that the method and the head keep."""
+    return {**learner.method.shared_copies(), **learner.head.shared_copies()}
 
 
 def capture_working_state(learner: "Learner") -> State:
@@ -162,10 +169,11 @@ def restore_state(learner: "Learner", state: State, working: State | None = None
     trained = select_prefix("student/", tensors)
     student.set_trainable(Selection(tuple(trained)))  # copies stop sharing these weights
     student.assign(trained)
-    for role, copy in method.shared_copies().items():
+    for role, copy in _list_copies(learner).items():
         student.load_copy(copy, select_prefix(f"{role}/", tensors))
     method.load_state_dict(select_prefix("method/", tensors) | select_prefix("method/", extra))
     learner.mitigations.load_state_dict(select_prefix("caution/", tensors))
+    learner.head.load_state_dict(select_prefix("head/", tensors))
     student.set_trainable(_read_selection(facts, select_prefix("mask/", tensors)))
     student.find_differences()
     student.session_selection = student.selection

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 
 from dosapp.errors import InputError, unknown_name
 from dosapp.methods.base import Method
-from dosapp.methods.class_means import GDA, NCM
 from dosapp.methods.cotta import CoTTA
 from dosapp.methods.dosapp import DoSAPP
 from dosapp.methods.dss import DSS
@@ -34,8 +33,6 @@ from dosapp.methods.zscl import ZSCL
 
 METHODS: dict[str, type[Method]] = {
     "zero-shot": ZeroShot,
-    "ncm": NCM,
-    "gda": GDA,
     "flyp": FLYP,
     "lwf": LwF,
     "prd": PRD,

@@ -284,7 +284,7 @@ class LearningService(Service):
             corrections = self._count_corrections()
         return super().status() | {
             "writes": True,
-            "adapts": self.settings.adapt and writer.learner.method.adapts,
+            "adapts": self.settings.adapt and writer.learner.adapts,
             "frozen": writer.frozen,
             "trouble": "; ".join(filter(None, (writer.last_error, writer.freeze_error))),
             "stream": writer.waiting,

@@ -161,7 +161,7 @@ class Writer:
         Returns:
             How many images were queued; the others are counted as skipped.
         """
-        if not self.settings.adapt or self.frozen or not self.learner.method.adapts:
+        if not self.settings.adapt or self.frozen or not self.learner.adapts:
             return 0
         now = time.monotonic()
         with self._condition:

@@ -1,0 +1,168 @@
+"""Class statistics that predict instead of captions, and follow the features as these drift.
+
+After a session the head keeps, for each class, the mean μ_c of its image features, and one pooled
+scatter matrix: no image. Later training changes the features, so stored means become stale. A
+*moved* head estimates the change from the unlabelled stream, whose images pass once:
+
+    w_c(x) = exp(-κ ‖f_old(x) - μ_c‖² / σ²)     f_old: the expert before the last session
+    D_c ← D_c + Σ_x w̃_c(x) (f_after(x) - f_before(x))   this step's own drift; Σ_x w̃_c(x) = 1
+    D_c ← weighted mean of D_c and f_after(x) - f_old(x) over the images seen so far
+
+σ² is the median over the batch of the smallest squared distance. The head's means are μ_c + D_c;
+the next session begins by adding D_c to μ_c. Classes of the last session were measured after it,
+so only the second line applies to them. Drift compensation with images of the *new* task is due to
+Yu et al. (2020); here the stream has images of all classes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from dosapp.backbones.base import Backbone, Expert
+from dosapp.backbones.wrappers import Ensemble
+from dosapp.errors import InputError
+from dosapp.functional.class_indices import remove_class_index
+from dosapp.functional.drift import kernel_weights, merge_drift
+from dosapp.functional.named_tensors import select_prefix
+from dosapp.heads.base import HeadExpert
+from dosapp.heads.class_statistics import ClassStatistics, GaussianHead, NearestMeanHead
+from dosapp.scenario import Session
+from dosapp.student.student import Student
+
+HeadKind = Literal["ncm", "gda", "ncm-moved", "gda-moved"]
+ENCODE_BATCH_SIZE = 64
+
+
+@dataclass
+class ClassHead:
+    """Statistics of the answering expert's features, and how they move."""
+
+    kind: HeadKind | None = None  # None: captions predict
+    text_weight: float = 0.0  # of the captions' logits, beside GDA's
+    statistics: ClassStatistics = field(default_factory=ClassStatistics)  # means are μ_c + D_c
+    drift: dict[int, Tensor] = field(default_factory=dict)  # D_c of classes of earlier sessions
+    seen_weight: dict[int, Tensor] = field(default_factory=dict)  # Σ w_c(x), scalars
+    _expert: HeadExpert | None = None
+    _old: Backbone | None = None  # f_old
+
+    @property
+    def moves(self) -> bool:
+        """Whether it learns from the stream."""
+        return self.kind is not None and self.kind.endswith("-moved")
+
+    def setup(self, student: Student, expert: Expert) -> None:
+        """Called once, before the first session."""
+        if self.moves:
+            if isinstance(expert, Ensemble):
+                raise InputError(
+                    f"head '{self.kind}' needs a method that predicts with one expert, and this "
+                    "one predicts with student and teacher together; use a head without '-moved'"
+                )
+            self._old = student.shared_copy()
+
+    def answer(self, expert: Expert) -> HeadExpert:
+        """The expert with this head; the same object as long as the expert is."""
+        if self._expert is None or self._expert.expert is not expert:
+            scale = expert.logit_scale.detach()
+            head = (
+                NearestMeanHead(self.statistics, scale)
+                if self.kind in ("ncm", "ncm-moved")
+                else GaussianHead(self.statistics, self.text_weight * scale)
+            )
+            self._expert = HeadExpert(expert, head)
+        return self._expert
+
+    # Labelled phase
+
+    def begin_session(self, student: Student, expert: Expert) -> None:
+        """Called before a weight changes: from here on, features drift away from these."""
+        if self._old is None:
+            return
+        shared, own = expert.weights(), self._old.weights()
+        student.load_copy(self._old, {n: w.detach() for n, w in shared.items() if own[n] is not w})
+        self.drift = {c: torch.zeros_like(mean) for c, mean in self.statistics.means.items()}
+        self.seen_weight = {c: mean.new_zeros(()) for c, mean in self.statistics.means.items()}
+
+    @torch.no_grad()
+    def end_session(self, student: Student, expert: Expert, session: Session) -> None:
+        """Add the features of the session's images, as the answering expert encodes them now."""
+        if self.kind is None:
+            return
+        session.check_images("there are no statistics of it")
+        batches = session.train.batches(ENCODE_BATCH_SIZE)
+        features = torch.cat([expert.encode_image(pixels) for pixels in batches])
+        labels = torch.from_numpy(session.train.labels)
+        for label in labels.unique().tolist():
+            index = student.classes.index(session.classes[label])
+            self.statistics.add(index, features[labels == label])
+            self.drift.pop(index, None)  # its mean was measured just now
+            self.seen_weight.pop(index, None)
+
+    # Unlabelled phase
+
+    @torch.no_grad()
+    def observe(self, pixels: Tensor, before: Tensor, expert: Expert) -> None:
+        """Move the means by what a step on the stream did to the features of its images.
+
+        Args:
+            pixels: Images of the stream `[B, 3, H, W]`.
+            before: Their features before the step `[B, D]`, of the answering expert.
+            expert: The answering expert after the step.
+        """
+        if self._old is None or not self.statistics.means:
+            return
+        after = expert.encode_image(pixels).double()
+        before = before.double()
+        means = self.statistics.means
+        moved: dict[int, Tensor] = {}
+        if self.drift:
+            old = self._old.encode_image(pixels).double()
+            known = list(self.drift)
+            drift = torch.stack([self.drift[c] for c in known])  # [C, D]
+            start = torch.stack([means[c] for c in known]) - drift  # μ_c
+            seen = torch.stack([self.seen_weight[c] for c in known])  # [C]
+            weights = kernel_weights(old, start)  # [B, C]
+            drift, seen = merge_drift(drift, seen, weights, old, before, after)
+            moved |= zip(known, start + drift, strict=True)
+            self.drift = dict(zip(known, drift.clone(), strict=True))
+            self.seen_weight = dict(zip(known, seen.clone(), strict=True))
+        recent = [c for c in means if c not in self.drift]
+        if recent:
+            start = torch.stack([means[c] for c in recent])
+            weights = kernel_weights(before, start)
+            step = (weights / weights.sum(dim=0)).T @ (after - before)
+            moved |= zip(recent, start + step, strict=True)
+        self.statistics.means = {c: moved[c].clone() for c in means}
+        self.statistics.revision += 1
+
+    # Classes and state
+
+    def remove_class(self, index: int) -> None:
+        """Drop a class; the indices of those after it decrease by one."""
+        self.statistics.remove_class(index)
+        self.drift = remove_class_index(self.drift, index)
+        self.seen_weight = remove_class_index(self.seen_weight, index)
+
+    def shared_copies(self) -> Mapping[str, Backbone]:
+        """Copies of the backbone, saved with the learner."""
+        return {} if self._old is None else {"head-old": self._old}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Tensors to save."""
+        tensors = {f"statistics/{name}": t for name, t in self.statistics.state_dict().items()}
+        if self.drift:
+            tensors["drift/classes"] = torch.tensor(list(self.drift))
+            tensors["drift/values"] = torch.stack(list(self.drift.values()))
+            tensors["drift/seen"] = torch.stack(list(self.seen_weight.values()))
+        return tensors
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore `state_dict`."""
+        self.statistics.load_state_dict(select_prefix("statistics/", tensors))
+        drift = select_prefix("drift/", tensors)
+        classes = drift["classes"].tolist() if drift else []
+        self.drift = dict(zip(classes, drift["values"], strict=True)) if drift else {}
+        self.seen_weight = dict(zip(classes, drift["seen"], strict=True)) if drift else {}

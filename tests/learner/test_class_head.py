@@ -1,0 +1,100 @@
+"""A head that the stream moves: it follows the features, is saved, and stores no image."""
+
+import pytest
+import torch
+
+from dosapp.errors import InputError
+from dosapp.experiments.plan import build_scenario
+from dosapp.learner.learner import Learner
+from support.images import PREPROCESS
+
+
+def train(tiny, small, sessions=2, stream=True, **settings):
+    """A learner after some sessions with their streams, and its scenario."""
+    run = small(**{"method": "dosapp", "head": "gda-moved", **settings})
+    scenario = build_scenario(run, PREPROCESS)
+    learner = Learner(run.learner(), tiny.shared_copy(unshared=list(tiny.weights())))
+    for t in range(sessions):
+        learner.learn(scenario.session(t))
+        for pixels in scenario.session(t).unlabelled.batches(8):
+            if stream:
+                learner.adapt(pixels)
+    return learner, scenario
+
+
+def class_means(learner, scenario, task):
+    """Means of the training features of a task's classes, as the learner encodes them now."""
+    expert, train = learner.answering_expert[1], scenario.tasks[task].train
+    with torch.no_grad():
+        features = expert.encode_image(train.read(range(len(train)))).double()
+    labels = torch.from_numpy(train.labels)
+    return torch.stack([features[labels == n].mean(dim=0) for n in labels.unique()])
+
+
+def test_after_a_session_the_means_are_those_of_its_images(tiny, small) -> None:
+    learner, scenario = train(tiny, small, sessions=1, stream=False)
+    stored = learner.head.statistics.stack_means(len(learner.classes))
+    assert torch.allclose(stored, class_means(learner, scenario, 0), atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["spu", "dosapp"])
+def test_moved_means_are_nearer_to_the_true_ones(tiny, small, method) -> None:
+    """Also without self-training: the labelled phase alone moves the features."""
+    changes = {"method": method, "lr": 3e-3, "epochs": 4, "test_images": 24}
+    errors = {}
+    for head in ("gda", "gda-moved"):
+        learner, scenario = train(tiny, small, head=head, **changes)
+        true = class_means(learner, scenario, 0)
+        stored = learner.head.statistics.stack_means(len(learner.classes))[: len(true)]
+        errors[head] = (stored - true).norm().item()
+    assert errors["gda-moved"] < 0.7 * errors["gda"]
+
+
+def test_pseudo_labels_of_a_method_that_does_not_adapt_are_the_heads(tiny, small) -> None:
+    learner, scenario = train(tiny, small, sessions=1, method="spu")
+    pixels = scenario.tasks[0].test.read(range(4))
+    result = learner.adapt(pixels)
+    assert learner.adapts
+    assert not result.stepped
+    predicted = [learner.classes.index(p.label) for p in learner.predict(pixels)]
+    assert result.labels.tolist() == predicted
+
+
+def test_a_saved_learner_continues_as_the_original(tiny, small, tmp_path) -> None:
+    learner, scenario = train(tiny, small)
+    learner.save(tmp_path / "learner")
+    restored = Learner.load(tmp_path / "learner")
+    pixels = scenario.tasks[0].test.read(range(8))
+    assert restored.predict(pixels) == learner.predict(pixels)
+    for one in (learner, restored):
+        one.adapt(pixels)
+        one.learn(scenario.session(0))
+        one.adapt(pixels)
+    assert restored.digest() == learner.digest()
+
+
+def test_classes_can_be_removed_between_sessions(tiny, small) -> None:
+    learner, scenario = train(tiny, small)
+    last = learner.classes[-1]
+    learner.remove(learner.classes[0])
+    assert learner.classes[-1] == last
+    learner.adapt(scenario.tasks[0].test.read(range(8)))
+    assert len(learner.head.statistics.means) == len(learner.classes)
+    assert learner.predict(scenario.tasks[1].test.read(range(2)))
+
+
+def test_captions_predict_as_before_without_a_head(tiny, small) -> None:
+    plain, _ = train(tiny, small, head=None)
+    headed, _ = train(tiny, small)
+    for (name, a), (other, b) in zip(
+        plain.experts().items(), list(headed.experts().items())[1:], strict=True
+    ):
+        assert name == other
+        pairs = zip(a.weights().values(), b.weights().values(), strict=True)
+        assert all(torch.equal(x, y) for x, y in pairs)
+
+
+def test_two_experts_together_cannot_have_a_moved_head(tiny, small) -> None:
+    settings = small(method="spu", adapt="rmt", head="gda-moved")
+    with pytest.raises(InputError, match="needs a method that predicts with one expert"):
+        Learner(settings.learner(), tiny)
