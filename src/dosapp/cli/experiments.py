@@ -63,6 +63,9 @@ def run(
         Path | None, typer.Option("--out", help="run folder [runs/KEY, computed once]")
     ] = None,
     resume: Annotated[bool, typer.Option(help="continue the run in --out, or start it")] = False,
+    preset: Annotated[
+        str | None, typer.Option(help="a reading of the paper: paper-text or paper-likely")
+    ] = None,
     track: Annotated[
         list[str] | None,
         typer.Option(help="tensorboard, wandb or mlflow; log.jsonl is always written"),
@@ -81,7 +84,7 @@ def run(
     from dosapp.experiments.tracking import TrackingCallback
     from dosapp.runtime import distributed
 
-    settings = load_settings(config, {**flags, "options": parse_options(options or [])})
+    settings = load_settings(config, {**flags, "options": parse_options(options or [])}, preset)
     with distributed.process_group(settings.device):
         planned = plan(settings)
         run_folder = folder or Store(Path("runs")).run_folder(planned)

@@ -29,6 +29,7 @@ from typing import Any, Literal
 from dosapp.backbones.registry import resolve_lr
 from dosapp.errors import DosappError, InputError
 from dosapp.experiments.plan import comparable_settings, plan
+from dosapp.experiments.presets import apply_preset
 from dosapp.experiments.ray_cluster import RETRIES, run_on_ray
 from dosapp.experiments.result import Result
 from dosapp.experiments.run import run
@@ -54,7 +55,7 @@ def read_grid(path: Path, seeds: str | None = None) -> list[RunSettings]:
 
     Args:
         path: A YAML file of settings, in which lists multiply, with the optional keys `runs` (a
-            list of settings that override the others) and `seeds`.
+            list of settings that override the others), `preset` and `seeds`.
         seeds: Overrides the file's, for example `0-4`.
 
     Returns:
@@ -72,12 +73,18 @@ def read_grid(path: Path, seeds: str | None = None) -> list[RunSettings]:
         raise InputError(f"'runs' in '{path}' must be a list of settings; see dosapp grid --help")
     values = RunSettings.rename_aliases(values)
     planned = [
-        RunSettings.parse(settings, f"'{path}'")
+        RunSettings.parse(_expand_preset(settings), f"'{path}'")
         for run in runs
         for settings in expand_lists({**values, **RunSettings.rename_aliases(run), **numbers})
     ]
     planned.sort(key=lambda settings: settings.seed)  # one seed of the whole table comes first
     return list({settings.model_dump_json(): settings for settings in planned}.values())
+
+
+def _expand_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without the key `preset`, with the preset beneath them."""
+    rest = {name: value for name, value in settings.items() if name != "preset"}
+    return apply_preset(settings["preset"], rest) if "preset" in settings else rest
 
 
 def select_results(path: Path, results: list[Result]) -> list[Result]:

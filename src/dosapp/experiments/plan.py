@@ -16,6 +16,7 @@ from dosapp.data.preprocess import Preprocess
 from dosapp.data.registry import load_dataset
 from dosapp.data.stream_order import parse_class_range
 from dosapp.errors import InputError
+from dosapp.experiments.presets import apply_preset
 from dosapp.methods.base import Method
 from dosapp.methods.registry import (
     build_method,
@@ -86,16 +87,18 @@ def plan(settings: RunSettings) -> Plan:
     return Plan(settings, backbone, method, scenario, identity)
 
 
-def load_settings(path: Path | None, flags: Mapping[str, Any]) -> RunSettings:
-    """Settings of a YAML file with flags on top."""
+def load_settings(
+    path: Path | None, flags: Mapping[str, Any], preset: str | None = None
+) -> RunSettings:
+    """Settings of a YAML file with flags on top, and a preset beneath both."""
     values = read_yaml(path) if path else {}
+    preset = preset or values.pop("preset", None)
     if {"runs", "seeds"} & set(values):
         raise InputError(f"'{path}' describes many runs; use: dosapp grid {path}")
     options = {**read_options(values), **flags.get("options", {})}
-    values = RunSettings.rename_aliases(values)
-    return RunSettings.parse(
-        {**values, **flags, "options": options}, str(path) if path else "the settings"
-    )
+    values = {**RunSettings.rename_aliases(values), **flags, "options": options}
+    values = apply_preset(preset, values) if preset else values
+    return RunSettings.parse(values, str(path) if path else "the settings")
 
 
 def build_scenario(settings: RunSettings, preprocess: Preprocess) -> Scenario:
