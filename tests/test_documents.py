@@ -21,6 +21,7 @@ from dosapp.experiments.grid import read_grid, select_results
 from dosapp.experiments.metrics import DEFINITIONS, MATRIX_METRICS, previous_tasks
 from dosapp.experiments.result import Result
 from dosapp.experiments.store import read_results
+from dosapp.experiments.study import Study
 from dosapp.experiments.tracking import TRACKERS
 from dosapp.learner.export import export
 from dosapp.paper.ledger import format_ledgers, read_ledgers
@@ -168,9 +169,10 @@ def test_the_architecture_names_every_module() -> None:
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda f: f.stem)
 def test_every_config_opens_with_its_command_and_can_be_planned(file: Path) -> None:
-    first = file.read_text().splitlines()[0]
-    assert first.startswith(f"# dosapp grid configs/{file.name}")
-    assert read_grid(file)
+    text, is_study = file.read_text(), file.name.startswith("study-")
+    command = "study" if is_study else "grid"
+    assert text.startswith(f"# dosapp {command} configs/{file.name}")
+    assert list(Study.read(file).runs()) if is_study else read_grid(file)
 
 
 def test_links_lead_somewhere() -> None:

@@ -24,12 +24,21 @@ class Store:
 
     def has_result(self, settings: RunSettings) -> bool:
         """Whether a run is finished; False also if its data or backbone is not available here."""
+        return self._result_file(settings) is not None
+
+    def find_result(self, settings: RunSettings) -> Result | None:
+        """The result of a run; None if it is not finished or cannot be looked up here."""
+        file = self._result_file(settings)
+        return None if file is None else Result.read(file)
+
+    def _result_file(self, settings: RunSettings) -> Path | None:
         if not self.folder.exists():
-            return False
+            return None
         try:
-            return (self.run_folder(plan(settings)) / "result.json").exists()
+            file = self.run_folder(plan(settings)) / "result.json"
         except DosappError:
-            return False
+            return None
+        return file if file.exists() else None
 
     def get(self, settings: RunSettings, callback: RunCallback | None = None) -> Result:
         """Read the result of a run; compute or resume the run if it is not finished."""
