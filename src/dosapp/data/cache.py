@@ -35,7 +35,7 @@ from dosapp.runtime.files import (
     write_json,
 )
 
-FORMAT = 1
+FORMAT = 2  # 2: images are upright, and on white where they are transparent
 CHUNK = 256  # images decoded before they are written
 DEFAULT_GB = 40.0  # the paper's five datasets at 224 px take about 21
 

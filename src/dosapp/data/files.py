@@ -10,6 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from dosapp.data.preprocess import to_rgb
 from dosapp.errors import InputError
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".webp", ".tif", ".tiff"}
@@ -144,7 +145,8 @@ def decode_image(open_encoded: Callable[[], Image.Image], where: object) -> Imag
     """Decode an image as RGB, or raise an `InputError` that says where it is."""
     try:
         with open_encoded() as image:
-            return image.convert("RGB")
+            image.load()  # before the file is closed
+            return to_rgb(image)
     except FileNotFoundError as error:
         raise InputError(f"image '{where}' does not exist") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 
@@ -31,7 +32,7 @@ class Preprocess:
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Prepare one image: `uint8 [3, image_size, image_size]`."""
-        image = image.convert("RGB")
+        image = to_rgb(image)
         if "shortest_edge" in self.size:
             shortest = self.size["shortest_edge"]
             ratio = shortest / min(image.size)
@@ -53,6 +54,25 @@ class Preprocess:
         """A string that is equal for equal preprocessing; names files of the image cache."""
         used: dict[str, Any] = {"resample": self.resample, "size": dict(self.size)}
         return json.dumps([self.image_size, used], sort_keys=True)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """An image as a viewer shows it: upright, eight bits, on white where it is transparent.
+
+    Example:
+        >>> to_rgb(Image.new("RGBA", (1, 1), (255, 0, 0, 0))).getpixel((0, 0))
+        (255, 255, 255)
+    """
+    if image.mode == "RGB" and not image.getexif():
+        return image
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # 16 bits; Pillow's own conversion clips at 255
+        values = np.asarray(image).astype(np.float64).clip(0, 65535) / 257
+        return Image.fromarray(values.round().astype(np.uint8)).convert("RGB")
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+    return image.convert("RGB")
 
 
 def to_float(pixels: Tensor) -> Tensor:
