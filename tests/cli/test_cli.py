@@ -330,3 +330,34 @@ def test_no_message_or_page_installs_from_an_index() -> None:
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
     for file in [*(ROOT / "src").rglob("*.py"), *pages]:
         assert "pip install 'dosapp[" not in file.read_text(), file
+
+
+class TestNothingLearned:
+    def test_a_run_that_stays_at_zero_shot_says_what_would_help(self, tmp_path) -> None:
+        printed = dosapp("run", *FLAGS, "--method", "spu", "--lr", "1e-9", "--out", tmp_path / "x")
+        assert "zero-shot" in printed.stdout
+        assert "nothing was learned with learning rate 1e-09" in printed.stderr
+        assert "Try 'dosapp tune'" in printed.stderr
+
+    def test_a_run_that_learns_says_nothing(self, tmp_path) -> None:
+        flags = ("--method", "flyp", "--lr", "3e-4", "--epochs", "6", "--train-images", "20")
+        printed = dosapp("run", *FLAGS, *flags, "--out", tmp_path / "x")
+        assert "nothing was learned" not in printed.stderr
+
+
+class TestStoredRuns:
+    def test_a_stored_result_is_not_called_written(self, tmp_path) -> None:
+        command = ("run", *FLAGS, "--method", "zero-shot")
+        first, second = (dosapp(*command, cwd=tmp_path) for _ in range(2))
+        assert "wrote runs/" in first.stdout
+        assert "stored, not computed; --force computes it again" in second.stdout
+        before = next(tmp_path.rglob("result.json")).stat().st_mtime_ns
+        assert "wrote runs/" in dosapp(*command, "--force", cwd=tmp_path).stdout
+        assert next(tmp_path.rglob("result.json")).stat().st_mtime_ns > before
+
+    def test_force_deletes_nothing_but_runs(self, tmp_path) -> None:
+        (tmp_path / "photos").mkdir()
+        (tmp_path / "photos" / "fox.jpg").write_text("x")
+        refused = dosapp("run", *FLAGS, "--force", "--out", tmp_path / "photos", code=2)
+        assert "holds no run, so --force does not delete it" in refused.stderr
+        assert (tmp_path / "photos" / "fox.jpg").exists()

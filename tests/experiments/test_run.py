@@ -245,3 +245,20 @@ def test_a_run_without_its_checkpoint_starts_again(small, tmp_path) -> None:
     assert again.weights == run(small(), tmp_path / "y").weights
     damaged = [p.name for p in (tmp_path / "x" / "learner" / "versions").glob("*.damaged")]
     assert damaged == ["000001.safetensors.damaged"]
+
+
+def test_an_edited_method_of_another_package_is_another_run(small, tmp_path, monkeypatch) -> None:
+    import importlib
+
+    from dosapp.methods.registry import METHODS
+
+    source = "from dosapp.methods.flyp import FLYP\nclass Mine(FLYP):\n    summary = '{}'\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    keys = []
+    for version in ("one", "two"):
+        (tmp_path / f"mine_{version}.py").write_text(source.format(version))
+        module = importlib.import_module(f"mine_{version}")
+        monkeypatch.setitem(METHODS, "mine", module.Mine)
+        keys.append(plan(small(method="mine")).key)
+    assert keys[0] != keys[1]
+    assert plan(small(method="mine")).key == keys[1]

@@ -254,3 +254,8 @@ class TestClasses:
         for name in list(learner.classes):
             learner.remove(name)
         assert learner.adapt(pixels) is None  # no class is left
+
+
+def test_a_learner_made_of_something_else_is_one_sentence() -> None:
+    with pytest.raises(InputError, match="a learner got 'tiny'; give LearnerSettings"):
+        Learner("tiny")

@@ -44,6 +44,9 @@ def dosapp(
 out = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
 err = Console(markup=False, emoji=False, highlight=False, soft_wrap=True, stderr=True)
 
+NO_LEARNING = 1.0  # points from zero-shot accuracy within which nothing was learned
+FORGOTTEN = 20.0  # points lost since each task was new
+
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 SetOption = Annotated[
     list[str] | None,
@@ -51,6 +54,24 @@ SetOption = Annotated[
 ]
 Config = Annotated[Path | None, typer.Argument(help="a YAML file of settings; flags override it")]
 LearnerFolder = Annotated[Path, typer.Argument(help="a learner's folder")]
+
+
+def describe_no_learning(result: "Result") -> str:
+    """Say that a run ended where it began, and what would help; empty if it did not."""
+    accuracy, zero_shot = (result.metrics.get(n) for n in ("accuracy", "zero_shot_accuracy"))
+    learned = result.metrics.get("learning_accuracy")
+    s = result.settings
+    if accuracy is None or zero_shot is None or s["method"] == "zero-shot":
+        return ""
+    # A run that has forgotten all it had learned knew each task better when it was new.
+    if abs(accuracy - zero_shot) >= NO_LEARNING or (learned or 0.0) - accuracy >= FORGOTTEN:
+        return ""
+    return (
+        f"{result.label} has {accuracy:.1f} %, its zero-shot accuracy: nothing was learned with "
+        f"learning rate {s['lr']:g}, {s['epochs']} epochs and batches of "
+        f"{s.get('batch_size', s.get('batch'))}. Try 'dosapp tune' with the same --data and "
+        "--backbone, more --epochs, or a smaller --batch-size"
+    )
 
 
 def print_results(
@@ -73,6 +94,7 @@ def print_results(
     table = Table(box=None, header_style="bold")
     table.add_column("method")
     columns = WITH_COSTS if costs else COLUMNS
+    columns = {**columns, "zero_shot_accuracy": "zero-shot"}  # what the result must beat
     for name in columns.values():
         table.add_column(name, justify="right")
     rows = build_rows(results)
@@ -80,5 +102,8 @@ def print_results(
         table.add_row(row.name, *(row.text(metric) for metric in columns))
     out.print(table, soft_wrap=False)
     out.print(f"F = {DEFINITIONS['forgetting']}", style="dim")
+    for result in results:
+        if message := describe_no_learning(result):
+            err.print(f"note: {message}")
     if against is not None:
         out.print(f"\n{paired_differences(rows, against)}")

@@ -63,6 +63,9 @@ def run(
         Path | None, typer.Option("--out", help="run folder [runs/KEY, computed once]")
     ] = None,
     resume: Annotated[bool, typer.Option(help="continue the run in --out, or start it")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="compute it again if it is stored")
+    ] = False,
     preset: Annotated[
         str | None, typer.Option(help="a reading of the paper: paper-text or paper-likely")
     ] = None,
@@ -79,6 +82,7 @@ def run(
     """
     from dosapp.cli.progress import run_progress
     from dosapp.experiments.plan import load_settings, plan
+    from dosapp.experiments.run import delete_run
     from dosapp.experiments.run import run as compute
     from dosapp.experiments.store import Store
     from dosapp.experiments.tracking import TrackingCallback
@@ -88,6 +92,9 @@ def run(
     with distributed.process_group(settings.device):
         planned = plan(settings)
         run_folder = folder or Store(Path("runs")).run_folder(planned)
+        if force:
+            delete_run(run_folder)
+        is_stored = (run_folder / "result.json").exists()
         with (
             distributed.rank_folder(run_folder) as own_folder,
             run_progress(planned.settings.method, err) as progress,
@@ -98,7 +105,9 @@ def run(
             resume = resume or folder is None
             result = compute(planned, own_folder, resume=resume, callback=callback)
     print_results([result], as_json)
-    if not as_json:
+    if not as_json and is_stored:
+        out.print(f"read {run_folder}/result.json: stored, not computed; --force computes it again")
+    elif not as_json:
         out.print(f"wrote {run_folder}/result.json")
 
 

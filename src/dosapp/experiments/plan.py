@@ -1,5 +1,6 @@
 """Plan a run: settings → backbone, method, scenario, and the key of its result."""
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -219,7 +220,19 @@ def compute_identity(
         **_enabled_features(s),
         **({"reads": hash_key({"reads": external})} if external else {}),
         **({} if s.precision == "float32" else {"precision": s.precision}),
+        **_external_sources(s),
     }
+
+
+def _external_sources(settings: RunSettings) -> dict[str, str]:
+    """A hash of the source of methods of other packages: an edited method is another run."""
+    classes = [get_method(name) for name in (settings.method, settings.adapt) if name]
+    external = [cls for cls in classes if not cls.__module__.startswith("dosapp.")]
+    try:
+        sources = [inspect.getsource(cls) for cls in external]
+    except OSError:  # defined in an interactive session
+        return {}
+    return {"source": hash_key({"source": sources})} if sources else {}
 
 
 # Mitigations and changes of the loss: setting → (name in keys, as in version 0.1; name in labels).

@@ -10,6 +10,7 @@ import datetime
 import importlib.metadata
 import json
 import platform
+import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -95,7 +96,7 @@ class Progress:
 
 def run(
     settings: RunSettings | Plan,
-    folder: Path,
+    folder: Path | str,
     *,
     resume: bool = False,
     wait: bool = False,
@@ -123,6 +124,7 @@ def run(
         >>> len(run(small, Path(tempfile.mkdtemp()) / "run").R)
         2
     """
+    folder = Path(folder)
     planned = settings if isinstance(settings, Plan) else plan(settings)
     known = _check_folder(folder, planned.identity, resume)
     if known and (folder / "result.json").exists():
@@ -142,6 +144,20 @@ def run(
             write_json(folder / "run.json", facts)
         with lock_folder(ensure_dir(folder / "learner")), _use_threads(threads):
             return Experiment(planned, learner, folder, callback or RunCallback()).finish()
+
+
+def delete_run(folder: Path) -> None:
+    """Delete a run, finished or not, so that it is computed again.
+
+    Raises:
+        InputError: The folder holds something else.
+    """
+    if not folder.exists():
+        return
+    if not (folder / "run.json").exists():
+        raise InputError(f"'{folder}' holds no run, so --force does not delete it")
+    with lock_folder(folder):
+        shutil.rmtree(folder)
 
 
 def _check_folder(folder: Path, identity: Mapping[str, Any], resume: bool) -> dict[str, Any] | None:

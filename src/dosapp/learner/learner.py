@@ -89,6 +89,11 @@ class Learner:
         backbone: Backbone | None = None,
         pretrained: PretrainedBackbone | None = None,
     ) -> None:
+        if settings is not None and not isinstance(settings, LearnerSettings):
+            raise InputError(
+                f"a learner got {settings!r}; give LearnerSettings(backbone=…, method=…), or "
+                "Learner.load(folder) for a saved one"
+            )
         s = self.settings = resolve_lr(settings or LearnerSettings())
         assert s.lr is not None
         backbone = backbone or load_backbone(s.backbone)
