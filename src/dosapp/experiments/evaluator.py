@@ -82,9 +82,9 @@ class Evaluator:
 
     def expert_distance(self) -> float:
         """‖θ^T - θ^S‖ over the weights in which experts differ from the student."""
-        weights = self.learner.student.backbone.weights()
-        total = 0.0
-        for expert in self.experts().values():
+        student = self.learner.student
+        weights, total = student.backbone.weights(), 0.0
+        for expert in self.learner.method.experts(student).values():  # a head has no weights
             for name, weight in expert.weights().items():
                 if weight is not weights[name]:
                     total += (weight - weights[name]).detach().square().sum().item()
