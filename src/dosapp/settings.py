@@ -144,6 +144,12 @@ class LearnerSettings(Settings):
         False, description="recompute activations in the backward pass"
     )
 
+    @model_validator(mode="after")
+    def _check_head(self) -> Self:
+        if self.head_text_weight and self.head not in ("gda", "gda-moved"):
+            raise ValueError(f"head_text_weight goes with head gda or gda-moved, not {self.head}")
+        return self
+
     @field_validator("template")
     @classmethod
     def _check_placeholder(cls, template: str) -> str:
@@ -176,7 +182,7 @@ class RunSettings(LearnerSettings):
         None, description="file of class names in order, or lists of lists; paper: SPU's order"
     )
     class_order_seed: int | None = Field(
-        None, ge=0, description="shuffle the classes as PyCIL does; 1993 is the usual seed"
+        None, ge=0, lt=2**32, description="shuffle the classes as PyCIL does; usually 1993"
     )
     train_images: int | None = Field(
         None, ge=1, description="training images per class, generated data only"
@@ -191,7 +197,9 @@ class RunSettings(LearnerSettings):
     correlated: bool = Field(False, description="stream class by class instead of shuffled")
     one_class: bool = Field(False, description="stream a single class, another in each session")
     classes_per_batch: str | None = Field(
-        None, description="stream batches of few classes, for example 1-4"
+        None,
+        pattern=r"^[1-9][0-9]*(-[1-9][0-9]*)?$",
+        description="stream batches of few classes, for example 1-4",
     )
     stream_dirichlet: float | None = Field(
         None, gt=0, description="stream in slots with Dirichlet shares of classes, for example 0.1"

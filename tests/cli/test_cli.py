@@ -355,9 +355,19 @@ class TestStoredRuns:
         assert "wrote runs/" in dosapp(*command, "--force", cwd=tmp_path).stdout
         assert next(tmp_path.rglob("result.json")).stat().st_mtime_ns > before
 
+    def test_force_keeps_the_stored_result_until_another_is_there(self, tmp_path) -> None:
+        command = ("run", *FLAGS, "--method", "spu", "--out", "x")
+        dosapp(*command, cwd=tmp_path)
+        stored = (tmp_path / "x" / "result.json").read_bytes()
+        refused = dosapp(*command, "--lr", "0.5", "--force", cwd=tmp_path, code=2)
+        assert "holds a run with other settings" in refused.stderr
+        assert (tmp_path / "x" / "result.json").read_bytes() == stored
+        assert "wrote x/" in dosapp(*command, "--force", cwd=tmp_path).stdout
+        assert not (tmp_path / "x.forced").exists()
+
     def test_force_deletes_nothing_but_runs(self, tmp_path) -> None:
         (tmp_path / "photos").mkdir()
         (tmp_path / "photos" / "fox.jpg").write_text("x")
         refused = dosapp("run", *FLAGS, "--force", "--out", tmp_path / "photos", code=2)
-        assert "holds no run, so --force does not delete it" in refused.stderr
+        assert "holds no run, so --force does not replace it" in refused.stderr
         assert (tmp_path / "photos" / "fox.jpg").exists()

@@ -83,6 +83,19 @@ def test_transparent_pixels_are_white_and_half_transparent_ones_half(mode) -> No
         assert pixels[:, 7, 7].tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("tag", [b"garbage", b"Exif\0\0II*\0"])
+def test_a_damaged_tag_does_not_hide_the_pixels(tag) -> None:
+    buffer = io.BytesIO()
+    four_corners().save(buffer, "PNG", exif=tag)
+    for pixels in decode_all(buffer.getvalue()):
+        assert tuple(pixels[:, 0, 0].tolist()) == CORNERS[0, 0]
+
+
+def test_bytes_in_a_wide_mode_stay_bytes() -> None:
+    image = Image.fromarray(np.full((8, 8), 200, dtype=np.int32))
+    assert to_rgb(image).getpixel((0, 0)) == (200, 200, 200)
+
+
 def test_a_plain_image_is_not_copied() -> None:
     image = four_corners()
     assert to_rgb(image) is image

@@ -30,6 +30,13 @@ def test_what_is_given_wins_over_the_preset() -> None:
     assert settings.options == {"interval": "epoch", "gamma": 0.7}
 
 
+def test_a_flag_wins_over_the_preset_of_the_file(tmp_path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("{preset: paper-likely, method: dosapp}")
+    assert not load_settings(file, {}).first_stream
+    assert load_settings(file, {}, "paper-text").first_stream
+
+
 def test_a_preset_of_a_grid_depends_on_the_method(tmp_path) -> None:
     file = tmp_path / "grid.yaml"
     file.write_text("{preset: [paper-text, paper-likely], method: [spu, dosapp], tasks: 5}")

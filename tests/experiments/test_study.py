@@ -55,6 +55,7 @@ class TestRuns:
             ({"variant": {}}, "did you mean 'variants'"),
             ({"variants": {"plain": {"methd": "spu"}}}, "did you mean 'method'"),
             ({"seeds": "x"}, "seeds"),
+            ({"held_out": {"shapes": {}}}, "has 'shapes' in development and in held_out"),
         ],
     )
     def test_mistakes_are_one_sentence(self, tmp_path, changes, message) -> None:
@@ -73,6 +74,20 @@ class TestHeldOut:
         write(file, variants={**VALUES["variants"], "better": {"method": "dosapp"}})
         with pytest.raises(InputError, match=f"was opened on {opened[:10]}.* with other variants"):
             open_held_out(file, Study.read(file))
+
+    def test_neither_can_the_data_or_the_reference(self, file) -> None:
+        open_held_out(file, Study.read(file))
+        for changes in (
+            {"held_out": {"signs": {"data": "signs", "lr": 0.1}}},
+            {"reference": "wide"},
+        ):
+            with pytest.raises(InputError, match="with other variants"):
+                open_held_out(file, Study.read(write(file, **changes)))
+
+    def test_there_must_be_some(self, file) -> None:
+        with pytest.raises(InputError, match="has no held_out data to open"):
+            open_held_out(file, Study.read(write(file, held_out={})))
+        assert not file.with_suffix(".opened.json").exists()
 
     def test_more_seeds_may_follow(self, file) -> None:
         open_held_out(file, Study.read(file))
@@ -113,7 +128,7 @@ def test_the_command_computes_compares_and_draws(file, tmp_path) -> None:
     assert not file.with_suffix(".opened.json").exists()
     assert (tmp_path / "out" / "study-pareto.png").stat().st_size > 3000
     opened = dosapp("study", file, "--out", tmp_path / "out", "--held-out").stdout
-    assert "**signs**" in opened
+    assert "**signs (held out)**" in opened
     assert "Held-out data was opened on" in opened
     again = dosapp("study", file, "--out", tmp_path / "out", "--held-out", "--report-only").stdout
     assert again == opened

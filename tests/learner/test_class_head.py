@@ -55,7 +55,7 @@ def test_pseudo_labels_of_a_method_that_does_not_adapt_are_the_heads(tiny, small
     pixels = scenario.tasks[0].test.read(range(4))
     result = learner.adapt(pixels)
     assert learner.adapts
-    assert not result.stepped
+    assert result.stepped  # the statistics moved, so a service publishes them
     predicted = [learner.classes.index(p.label) for p in learner.predict(pixels)]
     assert result.labels.tolist() == predicted
 
@@ -92,6 +92,41 @@ def test_captions_predict_as_before_without_a_head(tiny, small) -> None:
         assert name == other
         pairs = zip(a.weights().values(), b.weights().values(), strict=True)
         assert all(torch.equal(x, y) for x, y in pairs)
+
+
+def test_a_trained_logit_scale_is_used(tiny, small, tmp_path) -> None:
+    """FLYP trains it: the learner in memory and the loaded one must agree."""
+    learner, scenario = train(
+        tiny, small, method="flyp", head="gda", head_text_weight=1.0, lr=1e-2, stream=False
+    )
+    pixels = scenario.tasks[0].test.read(range(4))
+    learner.save(tmp_path / "learner")
+    assert Learner.load(tmp_path / "learner").predict(pixels) == learner.predict(pixels)
+
+
+def test_one_image_per_class_is_the_nearest_mean(tiny, small) -> None:
+    settings = small(method="zero-shot", head="gda", batch_size=2)
+    scenario = build_scenario(settings, PREPROCESS)
+    learner, task = Learner(settings.learner(), tiny), scenario.tasks[0]
+    rows = [int((task.train.labels == n).nonzero()[0][0]) for n in range(len(task.classes))]
+    images = (255 * task.train.read(rows)).round().byte()
+    learner.learn({name: images[n : n + 1] for n, name in enumerate(task.classes)})
+    assert [p.label for p in learner.predict(images)] == list(task.classes)
+
+
+def test_all_classes_can_be_removed(tiny, small, tmp_path) -> None:
+    learner, scenario = train(tiny, small)
+    for name in learner.classes:
+        learner.remove(name)
+    learner.save(tmp_path / "learner")
+    restored = Learner.load(tmp_path / "learner")
+    restored.learn(scenario.session(0))
+    assert restored.classes == list(scenario.session(0).classes)
+
+
+def test_a_text_weight_needs_a_gda_head(small) -> None:
+    with pytest.raises(InputError, match="head_text_weight goes with head gda"):
+        small(head="ncm", head_text_weight=1.0)
 
 
 def test_two_experts_together_cannot_have_a_moved_head(tiny, small) -> None:

@@ -101,13 +101,17 @@ class TestSameRun:
         ("first", "second"),
         [
             ({"data": "/here/pets"}, {"data": "/there/pets"}),
-            ({"class_order": "/here/order.txt"}, {"class_order": "there/order.txt"}),
             ({"options": {"sparsity": 0.1}}, {"options": {}}),  # an option equal to its default
         ],
     )
     def test_paths_and_defaults_that_give_the_same_key_are_one_row(self, first, second) -> None:
         results = [make_result("spu", 0, 80, 10, **first), make_result("spu", 1, 82, 12, **second)]
         assert len(build_rows(results)) == 1
+
+    def test_other_data_is_another_row(self) -> None:
+        names = ("org/pets", "other/pets", "/d/cars+/d/pets", "/d/pets", "pets+cars")
+        results = [make_result("spu", 0, 80, 10, data=name) for name in names]
+        assert len(build_rows(results)) == len(names)
 
     def test_names_of_version_0_1_are_the_same_settings(self) -> None:
         old = make_result("spu", 0, 80, 10, memory=9, batch=32)

@@ -82,7 +82,7 @@ def run(
     """
     from dosapp.cli.progress import run_progress
     from dosapp.experiments.plan import load_settings, plan
-    from dosapp.experiments.run import delete_run
+    from dosapp.experiments.run import forced_folder, replace_run
     from dosapp.experiments.run import run as compute
     from dosapp.experiments.store import Store
     from dosapp.experiments.tracking import TrackingCallback
@@ -92,18 +92,19 @@ def run(
     with distributed.process_group(settings.device):
         planned = plan(settings)
         run_folder = folder or Store(Path("runs")).run_folder(planned)
-        if force:
-            delete_run(run_folder)
-        is_stored = (run_folder / "result.json").exists()
+        again = forced_folder(planned, run_folder) if force else None
+        is_stored = not force and (run_folder / "result.json").exists()
         with (
-            distributed.rank_folder(run_folder) as own_folder,
+            distributed.rank_folder(again or run_folder) as own_folder,
             run_progress(planned.settings.method, err) as progress,
             closing(
                 TrackingCallback(own_folder, planned.settings, _trackers(track), progress)
             ) as callback,
         ):
-            resume = resume or folder is None
+            resume = resume or folder is None or force
             result = compute(planned, own_folder, resume=resume, callback=callback)
+        if again is not None:
+            replace_run(again, run_folder)
     print_results([result], as_json)
     if not as_json and is_stored:
         out.print(f"read {run_folder}/result.json: stored, not computed; --force computes it again")
@@ -150,10 +151,10 @@ def grid(
     finished = [outcome.result for outcome in outcomes if outcome.result]
     if finished or as_json:
         print_results(finished, as_json)
-    _check_failures(outcomes)
+    check_failures(outcomes)
 
 
-def _check_failures(outcomes: "Sequence[Outcome]") -> None:
+def check_failures(outcomes: "Sequence[Outcome]") -> None:
     failed = [outcome for outcome in outcomes if outcome.result is None]
     if failed:
         count = f"{len(failed)} of {len(outcomes)}"
@@ -219,7 +220,7 @@ def reproduce(
         print(json.dumps([table_ledger.to_dict() for table_ledger in ledgers]))
     else:
         print(format_ledgers(ledgers))
-    _check_failures(outcomes)
+    check_failures(outcomes)
     path = folder / f"ledger-{scale}{'' if name == 'all' else '-' + name}"
     write_ledgers(ledgers, path)
     if not as_json:

@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dosapp.cli.console import app, err, out
+from dosapp.cli.experiments import check_failures
 from dosapp.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dosapp.experiments.grid import Outcome
     from dosapp.experiments.result import Result
 
 
@@ -34,6 +38,7 @@ def study(
     from dosapp.report.study import compare_variants, compute_costs, format_study, plot_pareto
     from dosapp.runtime.files import write_bytes
 
+    outcomes: Sequence[Outcome] = []
     plan = Study.read(file)
     record = open_held_out(file, plan) if held_out else None
     runs = list(plan.runs(held_out))
@@ -41,9 +46,6 @@ def study(
     if not report_only:
         with grid_progress(settings, err) as show_outcome:
             outcomes = run_grid(settings, folder, jobs=jobs, on_outcome=show_outcome)
-        failed = [outcome for outcome in outcomes if outcome.result is None]
-        if failed:
-            err.print(f"{len(failed)} of {len(outcomes)} runs failed: {failed[0].error}")
     results: dict[str, dict[str, dict[tuple[int, object], Result]]] = {}
     store, missing = Store(folder), 0
     for run in runs:
@@ -52,9 +54,13 @@ def study(
             missing += 1
             continue
         at = (run.settings.seed, run.settings.class_order_seed)
-        results.setdefault(run.dataset, {}).setdefault(run.variant, {})[at] = result
-    if not results:
-        raise InputError(f"no run of '{file}' is stored in '{folder}'; compute it first")
+        dataset = run.dataset + (" (held out)" if run.is_held_out else "")
+        results.setdefault(dataset, {}).setdefault(run.variant, {})[at] = result
+    if not any(plan.reference in variants for variants in results.values()):
+        check_failures(outcomes)
+        raise InputError(
+            f"no run of '{plan.reference}' in '{file}' is stored in '{folder}'; compute it first"
+        )
     comparisons = compare_variants(results, plan.reference)
     costs = compute_costs(results, plan.reference)
     note = f"Differences to {plan.reference}, paired by seed and class order, with 95 % intervals; "
@@ -67,4 +73,5 @@ def study(
     write_bytes(folder / f"{file.stem}.md", text.encode())
     plot_pareto(comparisons, costs, folder / f"{file.stem}-pareto")
     out.print(text, markup=False, highlight=False)
+    check_failures(outcomes)
     out.print(f"wrote {folder}/{file.stem}.md and {file.stem}-pareto.png, .svg, .pdf")

@@ -63,12 +63,18 @@ def to_rgb(image: Image.Image) -> Image.Image:
         >>> to_rgb(Image.new("RGBA", (1, 1), (255, 0, 0, 0))).getpixel((0, 0))
         (255, 255, 255)
     """
-    if image.mode == "RGB" and not image.getexif():
+    try:
+        if image.getexif():
+            image = ImageOps.exif_transpose(image)
+    except Exception:  # Pillow raises anything on a damaged tag; the pixels are fine
+        pass
+    if image.mode == "RGB":
         return image
-    image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):  # 16 bits; Pillow's own conversion clips at 255
-        values = np.asarray(image).astype(np.float64).clip(0, 65535) / 257
-        return Image.fromarray(values.round().astype(np.uint8)).convert("RGB")
+        values = np.asarray(image).astype(np.float64)
+        if image.mode != "I" or values.max(initial=0) > 255:
+            values = values / 257
+        return Image.fromarray(values.round().clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
         layer = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")

@@ -93,7 +93,8 @@ def load_settings(
 ) -> RunSettings:
     """Settings of a YAML file with flags on top, and a preset beneath both."""
     values = read_yaml(path) if path else {}
-    preset = preset or values.pop("preset", None)
+    own_preset = values.pop("preset", None)
+    preset = preset or own_preset
     if {"runs", "seeds"} & set(values):
         raise InputError(f"'{path}' describes many runs; use: dosapp grid {path}")
     options = {**read_options(values), **flags.get("options", {})}
@@ -229,8 +230,8 @@ def _external_sources(settings: RunSettings) -> dict[str, str]:
     classes = [get_method(name) for name in (settings.method, settings.adapt) if name]
     external = [cls for cls in classes if not cls.__module__.startswith("dosapp.")]
     try:
-        sources = [inspect.getsource(cls) for cls in external]
-    except OSError:  # defined in an interactive session
+        sources = [inspect.getsource(inspect.getmodule(cls) or cls) for cls in external]
+    except (OSError, TypeError):  # defined in an interactive session
         return {}
     return {"source": hash_key({"source": sources})} if sources else {}
 
@@ -278,9 +279,9 @@ def comparable_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     values = {**RunSettings().model_dump(mode="json"), **RunSettings.rename_aliases(settings)}
     options = rename_options(values["method"], values["adapt"], values["options"])
     values["options"] = drop_default_options(values["method"], values["adapt"], options)
-    for name in ("data", "class_order"):  # where a folder or file lies is not in the key
-        if "/" in str(values[name]):
-            values[name] = Path(values[name]).name
+    # Where a folder lies is not in the key; an id on the hub is no path.
+    parts = [Path(p).name if p[:1] in "/.~" else p for p in str(values["data"]).split("+")]
+    values["data"] = "+".join(parts)
     if not values["mask_reactivation"]:
         values["reactivation_interval"] = RunSettings().reactivation_interval
     return {k: v for k, v in values.items() if k not in NOT_IN_KEY and k != "seed"}

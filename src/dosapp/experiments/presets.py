@@ -28,8 +28,8 @@ def apply_preset(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         {'interval': 'epoch'}
     """
     presets = read_yaml(FILE)
-    if name not in presets:
-        raise unknown_name("preset", name, presets)
+    if str(name) not in presets:
+        raise unknown_name("preset", str(name), presets)
     method = values.get("method", RunSettings().method)
     merged: dict[str, Any] = {}
     options: dict[str, Any] = {}

@@ -182,6 +182,8 @@ def check_comparable(results: Sequence[Result]) -> None:
                 f"{first.backbone['name']} and {result.backbone['name']}; report them apart"
             )
         shaping = [settings[name] for name in sorted(SCENARIO_SETTINGS)]
+        if settings["classes_per_batch"]:  # then the order depends on the size of a batch
+            shaping.append(settings["stream_batch_size"])
         other = by_scenario.setdefault(json.dumps([len(result.R), *shaping]), result)
         if other.stream.get("hash") != result.stream.get("hash"):
             raise InputError(

@@ -146,18 +146,35 @@ def run(
             return Experiment(planned, learner, folder, callback or RunCallback()).finish()
 
 
-def delete_run(folder: Path) -> None:
-    """Delete a run, finished or not, so that it is computed again.
+def forced_folder(planned: Plan, folder: Path) -> Path | None:
+    """Where to compute a stored run again; None if there is no run in the folder yet.
+
+    The stored one stays until `replace_run`, so a failure loses nothing.
 
     Raises:
-        InputError: The folder holds something else.
+        InputError: The folder holds something else, or there are several processes.
     """
     if not folder.exists():
-        return
+        return None
+    if distributed.world_size() > 1:
+        raise InputError("--force works in one process; delete the folder of the run instead")
     if not (folder / "run.json").exists():
-        raise InputError(f"'{folder}' holds no run, so --force does not delete it")
-    with lock_folder(folder):
-        shutil.rmtree(folder)
+        raise InputError(f"'{folder}' holds no run, so --force does not replace it")
+    _check_folder(folder, planned.identity, resume=True)
+    return folder.with_name(folder.name + ".forced")
+
+
+def replace_run(new: Path, old: Path) -> None:
+    """Put a run that was computed again in the place of the old one."""
+    with lock_folder(old), lock_folder(ensure_dir(old / "learner")):
+        for path in old.iterdir():
+            if path.name == ".lock":
+                continue
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in new.iterdir():
+            if path.name != ".lock":
+                shutil.move(path, old / path.name)
+    shutil.rmtree(new)
 
 
 def _check_folder(folder: Path, identity: Mapping[str, Any], resume: bool) -> dict[str, Any] | None:

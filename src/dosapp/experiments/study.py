@@ -30,7 +30,7 @@ from dosapp.experiments.grid import parse_seeds
 from dosapp.experiments.presets import apply_preset
 from dosapp.experiments.run import timestamp
 from dosapp.runtime.files import read_json, write_json
-from dosapp.settings import RunSettings, hash_key, read_yaml
+from dosapp.settings import RunSettings, hash_key, read_options, read_yaml
 
 
 class Study(BaseModel):
@@ -65,6 +65,9 @@ class Study(BaseModel):
             raise InputError(f"'{path}', {name}: {first['msg'].lower()}") from error
         if study.reference not in study.variants:
             raise unknown_name("variant", study.reference, study.variants)
+        shared = study.development.keys() & study.held_out.keys()
+        if shared:
+            raise InputError(f"'{path}' has '{min(shared)}' in development and in held_out")
         list(study.runs(held_out=True))  # every run is checked before the first is computed
         return study
 
@@ -79,7 +82,10 @@ class Study(BaseModel):
                 for dataset, data in datasets.items():
                     for order in self.class_orders:
                         for variant, own in self.variants.items():
+                            parts = (self.settings, data, own)
+                            options = {k: v for p in parts for k, v in read_options(p).items()}
                             values = {**self.settings, **data, **own, "seed": seed}
+                            values |= {"options": options}
                             values |= {} if order is None else {"class_order_seed": order}
                             preset = values.pop("preset", None)
                             values = apply_preset(preset, values) if preset else values
@@ -88,7 +94,7 @@ class Study(BaseModel):
 
     def variants_hash(self) -> str:
         """A hash of everything that can be chosen by looking at results."""
-        return hash_key({"variants": self.variants, "settings": self.settings})
+        return hash_key(self.model_dump(exclude={"seeds", "development"}))
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,8 @@ def open_held_out(path: Path, study: Study) -> Mapping[str, Any]:
     Raises:
         InputError: The variants have changed since it was opened.
     """
+    if not study.held_out:
+        raise InputError(f"'{path}' has no held_out data to open")
     record = path.with_suffix(".opened.json")
     if not record.exists():
         write_json(record, {"opened": timestamp(), "variants": study.variants_hash()})

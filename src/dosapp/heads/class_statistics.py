@@ -14,6 +14,8 @@ from torch.nn.functional import normalize
 from dosapp.errors import InputError
 from dosapp.functional.class_indices import remove_class_index
 
+UNKNOWN_PRECISION = 100.0  # as CLIP's scale
+
 
 @dataclass
 class ClassStatistics:
@@ -36,7 +38,7 @@ class ClassStatistics:
 
     def add(self, label: int, features: Tensor) -> None:
         """Add features `[n, D]` of a class, new or known."""
-        features, count = features.double(), len(features)
+        features, count = features.cpu().double(), len(features)  # not every device has float64
         mean = features.mean(dim=0)
         centred = features - mean
         scatter = centred.T @ centred
@@ -74,6 +76,8 @@ class ClassStatistics:
         freedom = max(1, self.total - 1)
         ridge = self.scatter.trace() / freedom
         identity = torch.eye(len(self.scatter)).to(self.scatter)
+        if ridge < 1e-9:  # one image per class: no variance is known, so the nearest mean wins
+            return UNKNOWN_PRECISION * identity
         inverse: Tensor = torch.linalg.pinv(self.scatter + ridge * identity, hermitian=True)
         return freedom * inverse
 
@@ -87,16 +91,18 @@ class ClassStatistics:
         """Tensors to save."""
         if self.scatter is None:
             return {}
-        labels = list(self.counts)
+        labels, none = list(self.counts), self.scatter.new_zeros(0, len(self.scatter))
+        counts = [[label, self.counts[label]] for label in labels]
         return {
-            "counts": torch.tensor([[label, self.counts[label]] for label in labels]),
-            "means": torch.stack([self.means[label] for label in labels]),
+            "counts": torch.tensor(counts, dtype=torch.int64).reshape(-1, 2),
+            "means": torch.stack([self.means[label] for label in labels]) if labels else none,
             "scatter": self.scatter,
             "total": torch.tensor(self.total),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore `state_dict`."""
+        state = {name: tensor.cpu() for name, tensor in state.items()}
         self.counts = dict(state["counts"].tolist()) if state else {}
         self.means = dict(zip(self.counts, state["means"], strict=True)) if state else {}
         self.scatter = state["scatter"] if state else None
@@ -121,18 +127,18 @@ class NearestMeanHead:
 class GaussianHead:
     """Gaussian discriminant analysis with one covariance, beside the captions.
 
-    logits_c = f·Σ⁻¹μ_c - ½ μ_cᵀΣ⁻¹μ_c + text_scale · f·t_c
+    logits_c = f·Σ⁻¹μ_c - ½ μ_cᵀΣ⁻¹μ_c + scale · f·t_c
     """
 
     statistics: ClassStatistics
-    text_scale: Tensor
+    scale: Tensor  # of the captions; zero: features alone
     _solved: tuple[tuple[int, int], Tensor, Tensor] | None = None
 
     def score(self, features: Tensor, text_features: Tensor) -> Tensor:
         """Logits `[B, C]`."""
         weights, bias = self._classifier(len(text_features))
         scores = features @ weights.to(features).T - bias.to(features)
-        return scores + self.text_scale * features @ text_features.T
+        return scores + self.scale * features @ text_features.T
 
     def _classifier(self, classes: int) -> tuple[Tensor, Tensor]:
         """Σ⁻¹μ_c `[C, D]` and ½ μ_cᵀΣ⁻¹μ_c `[C]`, solved once until the statistics change."""

@@ -65,14 +65,14 @@ class ClassHead:
 
     def answer(self, expert: Expert) -> HeadExpert:
         """The expert with this head; the same object as long as the expert is."""
+        scale = expert.logit_scale.detach()  # training may have changed it
         if self._expert is None or self._expert.expert is not expert:
-            scale = expert.logit_scale.detach()
-            head = (
-                NearestMeanHead(self.statistics, scale)
-                if self.kind in ("ncm", "ncm-moved")
-                else GaussianHead(self.statistics, self.text_weight * scale)
-            )
-            self._expert = HeadExpert(expert, head)
+            is_nearest = self.kind in ("ncm", "ncm-moved")
+            kind = NearestMeanHead if is_nearest else GaussianHead
+            self._expert = HeadExpert(expert, kind(self.statistics, scale))
+        head = self._expert.head
+        assert isinstance(head, NearestMeanHead | GaussianHead)
+        head.scale = self.text_weight * scale if isinstance(head, GaussianHead) else scale
         return self._expert
 
     # Labelled phase
@@ -114,12 +114,12 @@ class ClassHead:
         """
         if self._old is None or not self.statistics.means:
             return
-        after = expert.encode_image(pixels).double()
-        before = before.double()
+        after = expert.encode_image(pixels).cpu().double()
+        before = before.cpu().double()
         means = self.statistics.means
         moved: dict[int, Tensor] = {}
         if self.drift:
-            old = self._old.encode_image(pixels).double()
+            old = self._old.encode_image(pixels).cpu().double()
             known = list(self.drift)
             drift = torch.stack([self.drift[c] for c in known])  # [C, D]
             start = torch.stack([means[c] for c in known]) - drift  # μ_c
@@ -162,7 +162,7 @@ class ClassHead:
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore `state_dict`."""
         self.statistics.load_state_dict(select_prefix("statistics/", tensors))
-        drift = select_prefix("drift/", tensors)
+        drift = {name: t.cpu() for name, t in select_prefix("drift/", tensors).items()}
         classes = drift["classes"].tolist() if drift else []
         self.drift = dict(zip(classes, drift["values"], strict=True)) if drift else {}
         self.seen_weight = dict(zip(classes, drift["seen"], strict=True)) if drift else {}

@@ -68,19 +68,19 @@ def export(learner: Learner, folder: Path, kind: str = "pretrained") -> None:
             if head is not None:
                 head.score(texts, texts)  # solved here, not in the graph
             _write_onnx(_ImageModel(expert, head, texts), expert.image_size, export_folder)
-        _write_classes(learner, expert, export_folder)
+        _write_classes(learner, expert, export_folder, is_logits=head is not None)
         if folder.exists():
             folder.rmdir()
         shutil.move(export_folder, folder)
 
 
-def _write_classes(learner: Learner, expert: Expert, folder: Path) -> None:
+def _write_classes(learner: Learner, expert: Expert, folder: Path, is_logits: bool) -> None:
     """Names and templates as JSON, and unit features `[C, D]`, so that no text tower is needed."""
     head = learner.student.text_head
     facts = {
         "classes": learner.classes,
         "templates": {name: list(prompts.evaluate) for name, prompts in head.prompts.items()},
-        "scale": float(expert.logit_scale.detach()),
+        "scale": 1.0 if is_logits else float(expert.logit_scale.detach()),
     }
     (folder / "classes.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False))
     features = head.class_embeddings(expert)

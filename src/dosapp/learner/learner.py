@@ -316,8 +316,10 @@ class Learner:
             result = replace(result, loss=result.loss.detach(), stepped=stepped)
         if before is not None:
             self.head.observe(pixels, before, self._method_expert)
+            if result is not None:
+                result = replace(result, stepped=True)
             if not method.adapts:
-                return AdaptResult(self._head_labels(pixels))
+                return AdaptResult(self._head_labels(pixels), stepped=True)
         # Images that the gate held back get their pseudo-labels too, and no loss.
         return check.add_gated_labels(result) if method.adapts else None
 

@@ -120,7 +120,7 @@ class AdaptResult:
     loss: Tensor | None = None  # None: nothing to learn from this batch
     disagreement: float = 0.0  # share of the images on which the experts disagree
     trusted: Tensor | None = None  # [B] bool: images that passed the confidence gate; None: all
-    stepped: bool = False  # whether the weights changed
+    stepped: bool = False  # whether the weights or a head's statistics changed
 
     @property
     def gated(self) -> int:

@@ -163,7 +163,7 @@ def drop_default_options(
     return {
         name: value
         for name, value in options.items()
-        if {value} != {v for path, v in defaults.items() if f".{path}".endswith(f".{name}")}
+        if not all(v == value for path, v in defaults.items() if f".{path}".endswith(f".{name}"))
     }
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from dosapp.experiments.plan import comparable_settings, run_label
+from dosapp.experiments.plan import comparable_settings
 from dosapp.experiments.result import Result
 from dosapp.methods.registry import METHODS
+from dosapp.report.tables import row_label
 from dosapp.settings import RunSettings
 
 # Settings of the stream: a run without one is the reference whatever they are.
@@ -68,10 +69,9 @@ def compute_stream_gains(results: Iterable[Result]) -> list[StreamGain]:
             (result.metrics[name] or 0.0) - (reference.metrics[name] or 0.0)
             for name in ("accuracy", "forgetting")
         )
-        settings = RunSettings.parse(comparable_settings(result.settings))
+        label = row_label(result, comparable_settings(result.settings))
         data, seed = result.stream["name"], result.settings["seed"]
-        correct = float(np.mean(later))
-        gains.append(StreamGain(run_label(settings), data, seed, correct, accuracy, forgetting))
+        gains.append(StreamGain(label, data, seed, float(np.mean(later)), accuracy, forgetting))
     return gains
 
 
@@ -86,7 +86,8 @@ def _reference_key(result: Result) -> str:
     ignored = STREAM_SETTINGS | {"adapt", "options"}
     rest = {name: value for name, value in settings.items() if name not in ignored}
     rest["options"] = _labelled_options(settings)
-    return json.dumps([rest, result.settings["seed"], result.backbone], sort_keys=True)
+    facts = [rest, result.stream["name"], result.settings["seed"], result.backbone]
+    return json.dumps(facts, sort_keys=True)
 
 
 def _labelled_options(settings: Mapping[str, Any]) -> dict[str, Any]:

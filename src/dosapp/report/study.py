@@ -70,7 +70,9 @@ def compare_variants(results: Mapping[str, Mapping[str, Runs]], reference: str) 
                 ours, theirs = np.array(pairs).T
                 gaps, count = ours - theirs, len(pairs)
                 half, p = float("inf"), 1.0
-                if count > 1 and gaps.std():
+                if count > 1 and gaps.std() < 1e-9:  # the same gap in every pair
+                    half, p = 0.0, float(abs(gaps.mean()) < 1e-9)
+                elif count > 1:
                     half = float(stats.t.ppf(0.975, count - 1) * gaps.std(ddof=1) / count**0.5)
                     p = float(stats.ttest_1samp(gaps, 0.0).pvalue)
                 comparisons.append(

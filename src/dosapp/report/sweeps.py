@@ -31,7 +31,7 @@ def find_sweeps(rows: Sequence[Row]) -> Iterator[Sweep]:
     """
     settings = [_all_settings(row.results[0]) for row in rows]
     names = {n for values in settings for n, value in values.items() if _is_number(value)}
-    for name in sorted(names - {"lr"}):
+    for name in sorted(names - {"lr", "class_order_seed"}):
         groups: dict[str, dict[float, Row]] = {}
         for row, values in zip(rows, settings, strict=True):
             if _is_number(values.get(name)):

@@ -120,12 +120,12 @@ def build_rows(results: Iterable[Result]) -> list[Row]:
     rows = []
     for settings, group in groups.values():
         seeds = tuple(group[seed] for seed in sorted(group))
-        label, name = _label(seeds[0], settings), seeds[0].stream["name"]
+        label, name = row_label(seeds[0], settings), seeds[0].stream["name"]
         rows.append((Row(label, name, seeds, show_data=len(datasets) > 1), settings))
     return [replace(row, label=row.label + _difference(row, values, rows)) for row, values in rows]
 
 
-def _label(result: Result, settings: Mapping[str, Any]) -> str:
+def row_label(result: Result, settings: Mapping[str, Any]) -> str:
     """The label by today's names; the stored one if the method or a setting no longer exists."""
     try:
         return run_label(RunSettings.parse(settings))
