@@ -226,6 +226,23 @@ def test_the_tables_in_the_docs_are_the_reports() -> None:
         assert table in page
 
 
+@pytest.mark.parametrize(
+    ("page", "grid", "store"),
+    [
+        ("does-it-work", "hard", "hard"),
+        ("does-it-work", "real", "real-small"),
+        ("readings", "readings", "hard"),
+    ],
+)
+def test_tables_of_a_grid_are_the_reports(page, grid, store) -> None:
+    stored = read_results([ROOT / "results" / store])
+    table = build_rows(select_results(ROOT / "configs" / f"{grid}.yaml", stored))
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    assert to_markdown(table) in text
+    if grid == "hard":
+        assert paired_differences(table, "DoSAPP") in text
+
+
 def test_the_tables_of_methods_are_the_reports() -> None:
     page = (ROOT / "docs" / "methods.md").read_text()
 

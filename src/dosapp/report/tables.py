@@ -156,9 +156,11 @@ def _difference(
 
 
 def _format_setting(key: str, value: object) -> str:
-    """`lr=0.1`; a switch is named if it is on."""
+    """`lr=0.1`; a switch is named if it is not as usual."""
     if isinstance(value, bool):
-        return key.replace("_", " ") if value else ""
+        name = key.replace("_", " ")
+        usual = RunSettings.model_fields[key].default if key in RunSettings.model_fields else False
+        return "" if value == usual else name if value else f"no {name}"
     return f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
 
 
