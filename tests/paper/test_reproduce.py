@@ -463,6 +463,14 @@ def test_published_forgetting_is_compared_by_both_definitions(tmp_path) -> None:
     assert compare_forgetting([Ledger("with-without-ttl", SMALL, tmp_path)]) == []
 
 
+def test_published_numbers_say_whose_weights_they_are_of(tmp_path) -> None:
+    scale = Scale.from_name("paper")
+    scale = replace(scale, settings={**scale.settings, "backbone": "tiny", "data_dir": tmp_path})
+    text = Ledger("noise", scale, tmp_path).markdown()
+    assert "Published: CLIP ViT-B/16 with OpenAI's weights. Ours: not run." in text
+    assert "OpenAI" not in Ledger("noise", SMALL, tmp_path).markdown()
+
+
 class TestUninformative:
     """A claim is not judged where nothing was learned or nothing can be learned."""
 

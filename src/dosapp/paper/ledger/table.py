@@ -18,6 +18,7 @@ from dosapp.paper.reproduce import Row, Scale, get_table
 from dosapp.runtime.extras import missing_extra
 from dosapp.settings import RunSettings
 
+PAPER_WEIGHTS = "CLIP ViT-B/16 with OpenAI's weights"
 FORGETTING_DEFINITIONS = {"forgetting": "the paper's formula", "forgetting_spu": "SPU's code"}
 
 
@@ -192,7 +193,7 @@ class Ledger:
         """The ledger in Markdown."""
         table, cells = self.table, self.cells()
         lines = [f"## {table.title}", ""]
-        for note in filter(None, (table.note, self._buffer_note())):
+        for note in filter(None, (table.note, self._buffer_note(), self._weights_note(cells))):
             lines += [note, ""]
         for data in self.scale.datasets(table.data):
             head = ["row", *table.metrics, "seeds", "steps on the stream", "status"]
@@ -216,6 +217,15 @@ class Ledger:
         if not texts or not self.scale.data:
             return ""
         return f"A replay buffer of {', one of '.join(texts)} at this scale."
+
+    def _weights_note(self, cells: Sequence[Cell]) -> str:
+        """Whose weights the published and our numbers are of, where both are shown."""
+        if self.scale.data:
+            return ""
+        ours = {
+            f"{r.backbone['name']} ({r.backbone['fingerprint']})" for c in cells for r in c.results
+        }
+        return f"Published: {PAPER_WEIGHTS}. Ours: {', '.join(sorted(ours)) or 'not run'}."
 
     def claim_lines(self) -> Iterator[str]:
         """A table of the claims and verdicts; empty at the paper's scale, which compares cells."""
