@@ -343,6 +343,20 @@ class TestStream:
             "1 steps on the stream"
         ]
 
+    def test_statistics_that_the_stream_moves_are_published(self, tiny, tmp_path) -> None:
+        """SPU takes no step on the stream; its head changes all the same."""
+        scenario = save_trained_learner(tiny, tmp_path / "x", method="spu", head="gda-moved")
+        before = Learner.load(tmp_path / "x")
+        before.learn(scenario.session(1))  # moves the features of the first
+        before.save(tmp_path / "x")
+        guards = {"max_skew": 1.0, "max_disagreement": 1.0}
+        with served(tmp_path / "x", interval=1, **guards) as service:
+            client = connect(build_app(service))
+            assert client.get("/status").json()["adapts"]
+            client.post("/predict", files=files(images_of(scenario)))
+            wait_until(lambda: service.version > 2)
+        assert Learner.load(tmp_path / "x").digest() != before.digest()
+
     def test_a_smaller_batch_is_used_after_adapt_wait(self, folder, scenario) -> None:
         with served(folder, adapt_wait=0.05, interval=1) as service:
             client = connect(build_app(service))
