@@ -64,7 +64,10 @@ def study(
     comparisons = compare_variants(results, plan.reference)
     costs = compute_costs(results, plan.reference)
     note = f"Differences to {plan.reference}, paired by seed and class order, with 95 % intervals; "
-    note += "a star: not zero at 5 % after Holm's correction. "
+    note += (
+        "a star: not zero at 5 % after Holm's correction. Time is a ratio of wall clocks: it means "
+    )
+    note += "little if other programs ran meanwhile. "
     note += (
         f"Held-out data was opened on {record['opened']}." if record else "Development data only."
     )
