@@ -17,7 +17,6 @@ Development data may be run as often as one likes. Held-out data is opened once:
 then is refused, because its choices could have been made by looking.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +124,7 @@ def open_held_out(path: Path, study: Study) -> Mapping[str, Any]:
     record = path.with_suffix(".opened.json")
     if not record.exists():
         write_json(record, {"opened": timestamp(), "variants": study.variants_hash()})
-    opened: dict[str, Any] = json.loads(json.dumps(read_json(record)))
+    opened: dict[str, Any] = read_json(record)
     if opened.get("variants") != study.variants_hash():
         raise InputError(
             f"the held-out data of '{path}' was opened on {opened.get('opened')} with other "
