@@ -1,18 +1,26 @@
 # Targets of the project. Each creates .venv first if it is missing.
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
+READY_TO_USE := .venv/ready-to-use
 READY := .venv/ready
 
-.PHONY: setup demo test test-all check format bench pretrain clean
+.PHONY: setup demo test test-all check format dist bench pretrain clean
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+# What the demo, reports and the service need. PIP_EXTRA_INDEX_URL can add an index of CPU builds.
+$(READY_TO_USE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report,hub,ray,onnx,serve,dev]'
+	$(INSTALL) -e '.[report,serve]'
 	@touch $@
 
-demo: $(READY)
+# Everything else, for tests and development
+$(READY): $(READY_TO_USE)
+	$(INSTALL) -e '.[report,hub,ray,onnx,serve,dev]'
+	@touch $@
+
+demo: $(READY_TO_USE)
 	$(BIN)/dosapp demo
 
 test: $(READY)  ## the fast suite
@@ -31,6 +39,9 @@ format: $(READY)
 	$(BIN)/ruff format src tests
 	$(BIN)/ruff check --fix src tests
 
+dist: $(READY)  ## wheel and sdist
+	$(BIN)/python -m build --no-isolation --outdir dist
+
 bench: $(READY)  ## on a machine without other load
 	$(BIN)/dosapp bench --growth --out bench
 
@@ -38,4 +49,4 @@ pretrain: $(READY)  ## train the embedded backbone from scratch
 	$(BIN)/dosapp pretrain --out pretrained
 
 clean:
-	rm -rf .venv demo runs bench .mypy_cache .ruff_cache
+	rm -rf .venv demo dist runs bench .mypy_cache .ruff_cache

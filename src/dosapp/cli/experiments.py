@@ -40,7 +40,9 @@ def demo(
     from dosapp.cli.progress import run_progress
     from dosapp.experiments.demo import run_demo
     from dosapp.report import write_report
+    from dosapp.runtime.extras import check_extra
 
+    check_extra("the report of the demo", "report")
     with ExitStack() as stack:
 
         def show_progress(settings: RunSettings) -> "RunCallback":
@@ -361,7 +363,9 @@ def report(
     from dosapp.experiments.store import read_results
     from dosapp.report import write_report
     from dosapp.report.tables import COLUMNS, WITH_COSTS
+    from dosapp.runtime.extras import check_extra
 
+    check_extra("a report with figures", "report")
     results = read_results(paths)
     if grid_file is not None:
         results = select_results(grid_file, results)

@@ -131,6 +131,9 @@ def export(
     """Write the answering expert for transformers, or as ONNX."""
     from dosapp.learner.export import export as write
     from dosapp.learner.learner import Learner
+    from dosapp.runtime.extras import check_extra
 
+    if kind == "onnx":
+        check_extra("an ONNX export", "onnx")
     write(Learner.load(folder), target, kind)
     out.print(f"wrote {target}")

@@ -55,9 +55,12 @@ def bench(
     from dosapp.bench.model import MODELS
     from dosapp.bench.scaling import measure_growth
     from dosapp.report.speed import format_details, format_growth, format_ratios, write_speed
+    from dosapp.runtime.extras import check_extra
 
     if model not in MODELS:
         raise unknown_name("model", model, MODELS)
+    if folder is not None:
+        check_extra("a figure", "report")
     config = MODELS[model]()
     with err.status(f"building {model}") as status:
         result = {

@@ -31,6 +31,10 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a learner over HTTP, with a web page at /."""
+    from dosapp.runtime.extras import check_extra
+
+    for extra in ("serve", "ray") if replicas else ("serve",):
+        check_extra("serving", extra)
     from dosapp.service import server
 
     path = learner or folder or (Path("my-learner") if demo else None)

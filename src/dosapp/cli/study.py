@@ -36,8 +36,10 @@ def study(
     from dosapp.experiments.store import Store
     from dosapp.experiments.study import Study, open_held_out
     from dosapp.report.study import compare_variants, compute_costs, format_study, plot_pareto
+    from dosapp.runtime.extras import check_extra
     from dosapp.runtime.files import write_bytes
 
+    check_extra("a study", "report")
     outcomes: Sequence[Outcome] = []
     plan = Study.read(file)
     record = open_held_out(file, plan) if held_out else None

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -41,9 +42,27 @@ DEFAULT_GB = 40.0  # the paper's five datasets at 224 px take about 21
 
 
 def cache_folder() -> Path:
-    """The folder of decoded images, below `DOSAPP_CACHE` or the user's cache."""
+    """The folder of decoded images, below `DOSAPP_CACHE` or the user's cache.
+
+    A user's cache that cannot be written is replaced by a temporary folder, with a warning.
+    """
+    if chosen := os.environ.get("DOSAPP_CACHE"):
+        return Path(chosen) / "pictures"
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("DOSAPP_CACHE") or home / "dosapp") / "pictures"
+    existing = next(path for path in (home / "dosapp", home, *home.parents) if os.path.exists(path))
+    is_writable = existing.is_dir() and os.access(existing, os.W_OK)
+    return (home / "dosapp" if is_writable else Path(_temporary_cache(home).name)) / "pictures"
+
+
+@cache
+def _temporary_cache(home: Path) -> TemporaryDirectory[str]:
+    """A folder that is deleted when the process ends; one for all datasets."""
+    warnings.warn(
+        f"'{home}' cannot be written, so decoded images are kept in a temporary folder and decoded "
+        "again next time; set DOSAPP_CACHE to a folder that can be written",
+        stacklevel=2,
+    )
+    return TemporaryDirectory(prefix="dosapp-")
 
 
 def cache_dataset(

@@ -21,7 +21,7 @@ from dosapp.backbones.clip import CLIPBackbone
 from dosapp.errors import InputError, unknown_name
 from dosapp.heads.base import Head, HeadExpert
 from dosapp.learner.learner import Learner
-from dosapp.runtime.extras import missing_extra
+from dosapp.runtime.extras import check_extra
 
 KINDS = ("pretrained", "onnx")
 
@@ -102,11 +102,7 @@ class _ImageModel(nn.Module):
 
 
 def _write_onnx(model: _ImageModel, image_size: int, folder: Path) -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise missing_extra("an ONNX export", "onnx", error) from error
+    check_extra("an ONNX export", "onnx")
     pixels = torch.rand(2, 3, image_size, image_size)
     # The exporter warns that torchvision is missing, which is not needed.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)

@@ -19,7 +19,7 @@ from dosapp.report.tables import (
     to_latex,
     to_markdown,
 )
-from dosapp.runtime.extras import missing_extra
+from dosapp.runtime.extras import check_extra
 from dosapp.runtime.files import ensure_dir, write_bytes
 
 CAPTIONS = {
@@ -56,13 +56,12 @@ def write_report(
     Raises:
         InputError: The results cannot stand in one table, or the extra 'report' is not installed.
     """
-    try:
-        import jinja2
-        import matplotlib.pyplot as plt
+    check_extra("a report with figures", "report")
+    import jinja2
+    import matplotlib.pyplot as plt
 
-        from dosapp.report import figures
-    except ImportError as error:
-        raise missing_extra("a report with figures", "report", error) from error
+    from dosapp.report import figures
+
     table = build_rows(results)
     differences = [] if against is None else [paired_differences(table, against)]
     ensure_dir(folder)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dosapp.runtime.extras import missing_extra
+from dosapp.runtime.extras import check_extra
 from dosapp.runtime.files import ensure_dir, write_bytes, write_json
 
 # name → description, required, target; ≤: smaller is better
@@ -77,12 +77,11 @@ def format_growth(scaling: Mapping[str, Any] | None) -> str:
 
 def write_speed(benchmark: Mapping[str, Any], folder: Path) -> None:
     """Write `bench.json`, `bench.md`, and figures as PNG and SVG."""
-    try:
-        import matplotlib.pyplot as plt
+    check_extra("a figure", "report")
+    import matplotlib.pyplot as plt
 
-        from dosapp.report import figures
-    except ImportError as error:
-        raise missing_extra("a figure", "report", error) from error
+    from dosapp.report import figures
+
     ensure_dir(folder)
     text = f"{format_ratios(benchmark)}\n{format_details(benchmark)}"
     drawn = {"bench": figures.plot_benchmark(benchmark["seconds"])}

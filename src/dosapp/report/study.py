@@ -8,7 +8,7 @@ import numpy as np
 
 from dosapp.experiments.result import Result, check_paired
 from dosapp.report.tables import COSTS, markdown_lines
-from dosapp.runtime.extras import missing_extra
+from dosapp.runtime.extras import check_extra
 
 METRICS = {
     "accuracy": "Acc ↑",
@@ -50,10 +50,9 @@ def compare_variants(results: Mapping[str, Mapping[str, Runs]], reference: str) 
         The comparisons, with p-values corrected by Holm's method over all datasets and variants of
         a metric.
     """
-    try:
-        from scipy import stats
-    except ImportError as error:
-        raise missing_extra("a study", "report", error) from error
+    check_extra("a study", "report")
+    from scipy import stats
+
     comparisons = []
     for dataset, variants in results.items():
         base = variants.get(reference, {})

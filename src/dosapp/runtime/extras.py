@@ -1,6 +1,33 @@
-"""The message for a package that belongs to an optional extra and is not installed."""
+"""Packages of optional extras: checked before work begins, and named when they are missing."""
+
+from importlib.util import find_spec
 
 from dosapp.errors import InputError
+
+PACKAGES = {  # extra → what is imported from it
+    "report": ("matplotlib", "jinja2", "scipy"),
+    "serve": ("fastapi", "fastapi_offline", "uvicorn", "python_multipart", "prometheus_client"),
+    "onnx": ("onnx", "onnxscript"),
+    "ray": ("ray",),
+}
+
+
+def check_extra(feature: str, extra: str) -> None:
+    """Check that the packages of an extra are installed, without importing them.
+
+    Args:
+        feature: What needs the packages, as the subject of a sentence.
+        extra: A key of `PACKAGES`.
+
+    Raises:
+        InputError: A package is not installed.
+
+    Example:
+        >>> check_extra("a report", "report")
+    """
+    for package in PACKAGES[extra]:
+        if find_spec(package) is None:
+            raise missing_extra(feature, extra, ImportError(name=package))
 
 
 def missing_extra(feature: str, extra: str, error: ImportError | None = None) -> InputError:
