@@ -127,12 +127,13 @@ class LearnerSettings(Settings):
         10, ge=1, description="stream steps between two choices of these entries"
     )
 
-    head: Literal["ncm", "gda", "ncm-moved", "gda-moved"] | None = Field(
+    head: Literal["ncm", "gda", "ncm-moved", "gda-moved", "ranpac"] | None = Field(
         None, description="predict by class statistics, stored or moved by the stream [captions]"
     )
     head_text_weight: float = Field(
-        0.0, ge=0, description="weight of the captions' logits beside a GDA head's"
+        0.0, ge=0, description="weight of the captions' logits beside a gda or ranpac head's"
     )
+    head_width: int = Field(2000, ge=1, description="random features of a ranpac head")
 
     device: str = Field("cpu", description="cpu, cuda, mps, or auto")
     precision: Literal["float32", "bfloat16", "float16"] = Field(
@@ -146,8 +147,10 @@ class LearnerSettings(Settings):
 
     @model_validator(mode="after")
     def _check_head(self) -> Self:
-        if self.head_text_weight and self.head not in ("gda", "gda-moved"):
-            raise ValueError(f"head_text_weight goes with head gda or gda-moved, not {self.head}")
+        if self.head_text_weight and self.head not in ("gda", "gda-moved", "ranpac"):
+            raise ValueError(
+                f"head_text_weight goes with head gda, gda-moved or ranpac, not {self.head}"
+            )
         return self
 
     @field_validator("template")

@@ -1,5 +1,7 @@
 """Learners whose head predicts: evaluation, prediction, classes, saving and export follow it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,10 +12,10 @@ from dosapp.learner.learner import Learner
 from support.images import PREPROCESS
 
 
-@pytest.fixture(params=["ncm", "gda"])
+@pytest.fixture(params=["ncm", "gda", "ranpac"])
 def learned(request, small, tiny):
     """A learner after two sessions, and its scenario."""
-    settings = small(method="zero-shot", head=request.param)
+    settings = small(method="zero-shot", head=request.param, head_width=64)
     scenario = build_scenario(settings, PREPROCESS)
     learner = Learner(settings.learner(), tiny)
     for t in range(2):
@@ -80,6 +82,16 @@ def test_a_saved_learner_predicts_the_same(learned, tmp_path) -> None:
     pixels = scenario.tasks[0].test.read(range(4))
     learner.save(tmp_path / "learner", "two sessions")
     assert Learner.load(tmp_path / "learner").predict(pixels) == learner.predict(pixels)
+
+
+def test_a_class_without_images_is_an_error_before_anything_is_learned(learned) -> None:
+    learner, scenario = learned
+    session = scenario.session(0)
+    empty = replace(session, classes=(*session.classes, "newcomer"))
+    before = learner.digest()
+    with pytest.raises(InputError, match="'newcomer' has no training images, so head"):
+        learner.learn(empty)
+    assert learner.digest() == before
 
 
 def test_onnx_is_one_graph_from_images_to_logits(learned, tmp_path) -> None:

@@ -254,6 +254,8 @@ def _enabled_features(settings: RunSettings) -> dict[str, Any]:
     features = {key: getattr(settings, name) for name, (key, _) in FEATURES.items()}
     if settings.mask_reactivation:
         features["readmit_every"] = settings.reactivation_interval
+    if settings.head == "ranpac":
+        features["head_width"] = settings.head_width
     return _drop_disabled(features)
 
 
@@ -284,6 +286,8 @@ def comparable_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     values["data"] = "+".join(parts)
     if not values["mask_reactivation"]:
         values["reactivation_interval"] = RunSettings().reactivation_interval
+    if values["head"] != "ranpac":
+        values["head_width"] = RunSettings().head_width
     return {k: v for k, v in values.items() if k not in NOT_IN_KEY and k != "seed"}
 
 

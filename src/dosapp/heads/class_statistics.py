@@ -52,6 +52,11 @@ class ClassStatistics:
         self.total += count
         self.revision += 1
 
+    def add_session(self, features: Tensor, labels: Tensor) -> None:
+        """Add features `[n, D]` of classes `[n]`, new or known."""
+        for label in labels.unique().tolist():
+            self.add(label, features[labels == label])
+
     def stack_means(self, classes: int) -> Tensor:
         """The means `[C, D]` of all classes.
 
@@ -60,10 +65,7 @@ class ClassStatistics:
         """
         missing = next((label for label in range(classes) if label not in self.means), None)
         if missing is not None:
-            raise InputError(
-                f"class {missing + 1} of {classes} has no statistics, because no image of it was "
-                "learned; train a session with its images, or remove it"
-            )
+            raise missing_statistics(missing, classes)
         return torch.stack([self.means[label] for label in range(classes)])
 
     def precision(self) -> Tensor:
@@ -108,6 +110,14 @@ class ClassStatistics:
         self.scatter = state["scatter"] if state else None
         self.total = int(state["total"]) if state else 0
         self.revision += 1
+
+
+def missing_statistics(label: int, classes: int) -> InputError:
+    """Build the error for a class that a head cannot score."""
+    return InputError(
+        f"class {label + 1} of {classes} has no statistics, because no image of it was learned; "
+        "train a session with its images, or remove it"
+    )
 
 
 @dataclass

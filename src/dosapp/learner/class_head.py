@@ -29,10 +29,11 @@ from dosapp.functional.drift import kernel_weights, merge_drift
 from dosapp.functional.named_tensors import select_prefix
 from dosapp.heads.base import HeadExpert
 from dosapp.heads.class_statistics import ClassStatistics, GaussianHead, NearestMeanHead
+from dosapp.heads.ranpac import RandomFeatureStatistics, RanPACHead
 from dosapp.scenario import Session
 from dosapp.student.student import Student
 
-HeadKind = Literal["ncm", "gda", "ncm-moved", "gda-moved"]
+HeadKind = Literal["ncm", "gda", "ncm-moved", "gda-moved", "ranpac"]
 ENCODE_BATCH_SIZE = 64
 
 
@@ -41,12 +42,19 @@ class ClassHead:
     """Statistics of the answering expert's features, and how they move."""
 
     kind: HeadKind | None = None  # None: captions predict
-    text_weight: float = 0.0  # of the captions' logits, beside GDA's
+    text_weight: float = 0.0  # of the captions' logits, beside GDA's or RanPAC's
+    width: int = 2000  # random features of RanPAC
+    seed: int = 0  # of these features
     statistics: ClassStatistics = field(default_factory=ClassStatistics)  # means are μ_c + D_c
     drift: dict[int, Tensor] = field(default_factory=dict)  # D_c of classes of earlier sessions
     seen_weight: dict[int, Tensor] = field(default_factory=dict)  # Σ w_c(x), scalars
     _expert: HeadExpert | None = None
     _old: Backbone | None = None  # f_old
+
+    def __post_init__(self) -> None:
+        is_ranpac = self.kind == "ranpac"
+        self._random = RandomFeatureStatistics(self.width, self.seed) if is_ranpac else None
+        self._fitted = self._random or self.statistics
 
     @property
     def moves(self) -> bool:
@@ -67,15 +75,24 @@ class ClassHead:
         """The expert with this head; the same object as long as the expert is."""
         scale = expert.logit_scale.detach()  # training may have changed it
         if self._expert is None or self._expert.expert is not expert:
-            is_nearest = self.kind in ("ncm", "ncm-moved")
-            kind = NearestMeanHead if is_nearest else GaussianHead
-            self._expert = HeadExpert(expert, kind(self.statistics, scale))
+            self._expert = HeadExpert(expert, self._make_head(scale))
         head = self._expert.head
-        assert isinstance(head, NearestMeanHead | GaussianHead)
+        assert isinstance(head, NearestMeanHead | GaussianHead | RanPACHead)
         head.scale = self.text_weight * scale if isinstance(head, GaussianHead) else scale
         return self._expert
 
+    def _make_head(self, scale: Tensor) -> NearestMeanHead | GaussianHead | RanPACHead:
+        if self._random is not None:
+            return RanPACHead(self._random, scale, self.text_weight)
+        is_nearest = self.kind in ("ncm", "ncm-moved")
+        return (NearestMeanHead if is_nearest else GaussianHead)(self.statistics, scale)
+
     # Labelled phase
+
+    def check_session(self, session: Session) -> None:
+        """Called before anything of a session is learned; raises if a class has no images."""
+        if self.kind is not None:
+            session.check_images(f"head '{self.kind}' has no statistics of it")
 
     def begin_session(self, student: Student, expert: Expert) -> None:
         """Called before a weight changes: from here on, features drift away from these."""
@@ -91,13 +108,11 @@ class ClassHead:
         """Add the features of the session's images, as the answering expert encodes them now."""
         if self.kind is None:
             return
-        session.check_images("there are no statistics of it")
         batches = session.train.batches(ENCODE_BATCH_SIZE)
         features = torch.cat([expert.encode_image(pixels) for pixels in batches])
-        labels = torch.from_numpy(session.train.labels)
-        for label in labels.unique().tolist():
-            index = student.classes.index(session.classes[label])
-            self.statistics.add(index, features[labels == label])
+        indices = torch.tensor([student.classes.index(name) for name in session.classes])
+        self._fitted.add_session(features, indices[torch.from_numpy(session.train.labels)])
+        for index in indices.tolist():
             self.drift.pop(index, None)  # its mean was measured just now
             self.seen_weight.pop(index, None)
 
@@ -142,7 +157,7 @@ class ClassHead:
 
     def remove_class(self, index: int) -> None:
         """Drop a class; the indices of those after it decrease by one."""
-        self.statistics.remove_class(index)
+        self._fitted.remove_class(index)
         self.drift = remove_class_index(self.drift, index)
         self.seen_weight = remove_class_index(self.seen_weight, index)
 
@@ -152,7 +167,7 @@ class ClassHead:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Tensors to save."""
-        tensors = {f"statistics/{name}": t for name, t in self.statistics.state_dict().items()}
+        tensors = {f"statistics/{name}": t for name, t in self._fitted.state_dict().items()}
         if self.drift:
             tensors["drift/classes"] = torch.tensor(list(self.drift))
             tensors["drift/values"] = torch.stack(list(self.drift.values()))
@@ -161,7 +176,7 @@ class ClassHead:
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore `state_dict`."""
-        self.statistics.load_state_dict(select_prefix("statistics/", tensors))
+        self._fitted.load_state_dict(select_prefix("statistics/", tensors))
         drift = {name: t.cpu() for name, t in select_prefix("drift/", tensors).items()}
         classes = drift["classes"].tolist() if drift else []
         self.drift = dict(zip(classes, drift["values"], strict=True)) if drift else {}

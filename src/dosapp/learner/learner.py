@@ -121,7 +121,7 @@ class Learner:
             s.mask_reactivation,
             s.reactivation_interval,
         )
-        self.head = ClassHead(s.head, s.head_text_weight)
+        self.head = ClassHead(s.head, s.head_text_weight, s.head_width, s.seed)
         self.sessions = 0  # finished ones
         self.method.setup(self.student)
         self.head.setup(self.student, self._method_expert)
@@ -209,6 +209,7 @@ class Learner:
         student, method = self.student, self.method
         if start == 0:
             method.check_session(student, session)
+            self.head.check_session(session)
         labels = self._register_classes(session)
         batches = SessionBatches(
             session.train, labels, self.settings, self.sessions, self.replay_buffer, self.device
