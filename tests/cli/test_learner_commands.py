@@ -12,6 +12,7 @@ from dosapp.drills.service_process import encode_test_images, zip_session
 from dosapp.learner.learner import Learner
 from dosapp.service.service import open_service
 from dosapp.service.settings import ServiceSettings
+from dosapp.service.tokens import Tokens
 from support.cli import dosapp
 from support.services import save_trained_learner, serve_at_port
 
@@ -101,16 +102,20 @@ def test_export(folder, tmp_path) -> None:
 
 def test_tokens(folder) -> None:
     pytest.importorskip("fastapi")
-    from dosapp.service.tokens import Tokens
-
     token = dosapp("token", "add", folder, "alice [/x]", "--role", "teach").stdout.strip()
     dosapp("token", "add", folder, "bob", "--role", "predict")
     assert Tokens(folder).caller(token).name == "alice [/x]"
     listed = dosapp("token", "list", folder).stdout
     assert listed.splitlines() == ["alice [/x]: teach", "bob: predict"]
-    dosapp("token", "remove", folder, "alice [/x]")
+    removed = dosapp("token", "remove", folder, "alice [/x]").stdout
+    assert removed == "removed the token of 'alice [/x]'; it works no longer\n"
     assert Tokens(folder).caller(token) is None
     assert "no token named 'eve'" in dosapp("token", "remove", folder, "eve", code=2).stderr
+    assert "no request is answered now" in dosapp("token", "remove", folder, "bob").stderr
+    assert "there is no token" in dosapp("token", "list", folder).stderr
+    (folder / "tokens.json").write_text("{")
+    assert "no token is accepted" in dosapp("token", "list", folder, code=1).stderr
+    (folder / "tokens.json").unlink()
     assert "role is 'king'" in dosapp("token", "add", folder, "x", "--role", "king", code=2).stderr
 
 
@@ -124,6 +129,8 @@ def test_every_client_command(folder, saved, tmp_path, monkeypatch) -> None:
     settings: ServiceSettings = ServiceSettings.parse({"threads": 1, "batch_wait": 0.0})
     with open_service(folder, settings) as service, serve_at_port(service) as url:
         monkeypatch.setenv("DOSAPP_URL", url)
+        assert "the request has none" in dosapp("client", "status", code=2).stderr
+        monkeypatch.setenv("DOSAPP_TOKEN", Tokens(folder).add("alice", "teach"))
 
         def client(*arguments: object, code: int = 0) -> str:
             output = dosapp("client", *arguments, code=code)
@@ -162,8 +169,8 @@ def test_every_client_command(folder, saved, tmp_path, monkeypatch) -> None:
         assert status()["classes"] == 3
         assert "has no version 99" in client("rollback", 99, code=2)
 
-        client("freeze")
-        assert status()["frozen"] == "frozen by localhost"
-        client("unfreeze")
+        assert client("freeze").startswith("frozen: ")
+        assert status()["frozen"] == "frozen by alice"
+        assert client("unfreeze").startswith("no longer frozen")
         assert status()["frozen"] == ""
     assert "no service answers" in client("status", code=2)

@@ -27,6 +27,8 @@ from starlette.testclient import TestClient
 from dosapp.service.http.app import STATUS_CODES, build_app
 from support.services import save_trained_learner, serve_at_port
 
+OPEN = ServiceSettings(token=False)
+
 
 class OtherError(DosappError):
     """A kind that the table does not list."""
@@ -40,7 +42,9 @@ def saved_learner(loaded_tiny, tmp_path_factory):
 
 @pytest.fixture
 def service(folder):
-    settings: ServiceSettings = ServiceSettings.parse({"threads": 1, "max_images": 1})
+    settings: ServiceSettings = ServiceSettings.parse(
+        {"threads": 1, "max_images": 1, "token": False}
+    )
     with open_service(folder, settings) as service:
         yield service
 
@@ -80,7 +84,7 @@ class TestRealErrors:
         assert response.headers["retry-after"] == "1"
 
     def test_a_replica_is_a_409(self, folder) -> None:
-        with open_service(folder, follow=True) as replica:
+        with open_service(folder, OPEN, follow=True) as replica:
             check(connect(replica).post("/freeze"), 409, "this replica only reads")
 
     def test_a_full_disk_is_a_507_and_counted_as_one(self, service, client, monkeypatch) -> None:
@@ -172,7 +176,11 @@ class TestTable:
 
 def test_the_client_raises_input_errors_for_wrong_requests_only(folder) -> None:
     """And has the request id for the log."""
-    with open_service(folder) as service, serve_at_port(service) as url, Client(url) as client:
+    with (
+        open_service(folder, OPEN) as service,
+        serve_at_port(service) as url,
+        Client(url) as client,
+    ):
         with pytest.raises(InvalidRequestError, match="has no version 99") as caught:
             client.rollback(99)
         assert isinstance(caught.value, InputError)
@@ -187,7 +195,7 @@ def test_the_client_raises_input_errors_for_wrong_requests_only(folder) -> None:
         assert not isinstance(caught.value, InputError)
         assert caught.value.code == 507
         with (
-            open_service(folder, follow=True) as replica,
+            open_service(folder, OPEN, follow=True) as replica,
             serve_at_port(replica) as address,
             Client(address) as reader,
             pytest.raises(RequestError) as caught,

@@ -24,7 +24,8 @@ from starlette.testclient import TestClient
 from dosapp.service.http.app import build_app
 from support.services import wait_until
 
-QUICK = {"adapt_batch_size": 8, "interval": 1, "threads": 1, "batch_wait": 0.0}
+QUICK = {"adapt_batch_size": 8, "interval": 1, "threads": 1, "batch_wait": 0.0,
+         "token": False}  # fmt: skip
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ class TestRequests:
         self, folder, images, log, caplog
     ) -> None:
         token = Tokens(folder).add("alice", "teach")
-        with run(folder) as service:
+        with run(folder, token=True) as service:
             client = connect(service, Authorization=f"Bearer {token}")
             text = base64.b64encode(images[0]).decode()
             client.post("/predict?top=3&dtype=secret", json={"images": [text]})

@@ -85,7 +85,7 @@ def test_every_answer_is_described_by_its_properties(folder) -> None:
 def test_every_real_answer_fits_its_description(folder) -> None:
     """Of a learning service in use and of a replica; every route answers at least once."""
     images = encode_test_images(folder[1])
-    options = {"adapt_batch_size": 8, "interval": 1, "threads": 1, "max_skew": 1.0}
+    options = {"adapt_batch_size": 8, "interval": 1, "threads": 1, "max_skew": 1.0, "token": False}
     with open_service(folder[0], ServiceSettings.parse(options)) as service:
         api = Interface(service)
         files = [("images", (f"{n}.png", data)) for n, data in enumerate(images[:8])]
@@ -122,7 +122,7 @@ def test_every_real_answer_fits_its_description(folder) -> None:
         api.call("post", "/predict", content=b"x", headers={"Content-Type": "text/plain"})
         service.writer.close()
         api.call("get", "/ready")
-    with open_service(folder[0], follow=True) as replica:
+    with open_service(folder[0], ServiceSettings(token=False), follow=True) as replica:
         api = Interface(replica)
         status = api.call("get", "/status")
         assert set(status) == {"version", "classes", "answered", "waiting", "seconds", "writes"}

@@ -30,7 +30,7 @@ from dosapp.service.service import FOLLOW_INTERVAL, open_service
 from dosapp.service.settings import ServiceSettings
 from dosapp.settings import LearnerSettings
 from dosapp.student.selection import Selection
-from support.services import wait_until
+from support.services import free_port, wait_until
 
 pytest.importorskip("fastapi")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:the session has")]
@@ -99,7 +99,7 @@ def test_json_lines_on_request(folder, scenario) -> None:
 
 def test_a_second_server_on_the_same_folder_is_refused(folder) -> None:
     with start_service(folder):
-        command = [sys.executable, "-m", "dosapp", "serve", str(folder), "--port", "1"]
+        command = [sys.executable, "-m", "dosapp", "serve", str(folder), "--port", free_port()]
         second = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert second.returncode == 1
     assert "is being written by another process" in second.stderr.replace("\n", " ")
@@ -181,7 +181,7 @@ class TestFaults:
         assert not list(folder.rglob(".*.safetensors.*"))  # nothing half-written
 
     def test_a_read_only_folder_is_an_error_in_one_sentence(self, folder) -> None:
-        command = [sys.executable, "-m", "dosapp", "serve", str(folder), "--port", "1"]
+        command = [sys.executable, "-m", "dosapp", "serve", str(folder), "--port", free_port()]
         folder.chmod(0o555)
         result = subprocess.run(
             [*_unprivileged(), *command], capture_output=True, text=True, timeout=120, check=False

@@ -27,7 +27,8 @@ from dosapp.service.tokens import Tokens
 from support.services import block_writer, save_trained_learner, serve_at_port
 from support.settings import in_a_browser
 
-QUICK = {"adapt_batch_size": 8, "interval": 1, "threads": 1, "batch_wait": 0.0}
+QUICK = {"adapt_batch_size": 8, "interval": 1, "threads": 1, "batch_wait": 0.0,
+         "token": False}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,8 @@ def visit(browser, served):  # pages close before their service does
         known = f"the server responded with a status of {tolerated}"
         page.on("console", lambda m: problems.append(m.text) if known not in m.text else None)
         page.on("pageerror", lambda error: problems.append(str(error)))
-        here = (url, "blob:" + url, "data:")
+        home = url.partition("#")[0]
+        here = (home, "blob:" + home, "data:")
         page.on("request", lambda r: None if r.url.startswith(here) else problems.append(r.url))
         page.goto(url)
         return page
@@ -147,7 +149,8 @@ def test_files_of_the_page_have_types_caching_and_a_strict_policy(folder) -> Non
             assert response.headers["cache-control"] == "no-cache"
             policy = response.headers["content-security-policy"]
             assert "unsafe" not in policy
-            assert "default-src 'none'; script-src 'self'; style-src 'self';" in policy
+            assert "script-src 'self'; style-src 'self'; img-src" in policy
+            assert policy.startswith("default-src 'none'")
             same = client.get(path, headers={"If-None-Match": response.headers["etag"]})
             assert (same.status_code, same.content) == (304, b"")
 
@@ -431,7 +434,7 @@ class TestVersions:
 class TestAccess:
     def test_a_token_is_requested_and_kept_in_the_tab(self, folder, served, visit) -> None:
         token = Tokens(folder).add("me", "teach")
-        url, _ = served()
+        url, _ = served(token=True)
         page = visit(url, tolerated="401")
         expect(page.get_by_label("Token", exact=True)).to_be_focused()
         page.keyboard.press("Escape")
@@ -450,9 +453,21 @@ class TestAccess:
         expect(page.get_by_role("button", name="Enter a token")).to_be_visible()
         assert page.evaluate("sessionStorage.length") == 0
 
+    def test_the_printed_address_signs_in_and_leaves_no_token_in_the_history(
+        self, folder, served, visit
+    ) -> None:
+        token = Tokens(folder).add("owner", "teach")
+        url, _ = served(token=True)
+        page = visit(f"{url}#token={token}")
+        expect(page.locator("#classes li")).to_have_count(3)
+        assert page.url == url
+        page.reload()
+        expect(page.locator("#classes li")).to_have_count(3)
+        assert page.evaluate("localStorage.length") == 0
+
     def test_a_missing_role_is_shown_in_the_dialog(self, folder, served, visit) -> None:
         token = Tokens(folder).add("guest", "predict")
-        url, _ = served()
+        url, _ = served(token=True)
         page = visit(url, tolerated="40")  # 401, then 403
         page.get_by_label("Token", exact=True).fill(token)
         page.keyboard.press("Enter")

@@ -47,6 +47,13 @@ def block_writer(service: LearningService) -> threading.Event:
     return release
 
 
+def free_port() -> str:
+    """A port that no program has."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
 @contextlib.contextmanager
 def serve_at_port(service: Service) -> Iterator[str]:
     """Put a service behind a real server in this process, and yield its address."""

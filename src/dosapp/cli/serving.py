@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from dosapp.cli.flags import with_settings
 from dosapp.errors import DosappError, InputError
 from dosapp.service.settings import ServiceSettings, check_learner
 
+if TYPE_CHECKING:
+    from dosapp.service.guards import Canary
+
 
 @app.command()
 @with_settings(ServiceSettings)
@@ -18,7 +21,7 @@ def serve(
     flags: dict[str, Any],
     learner: Annotated[Path | None, typer.Argument(help="a learner's folder")] = None,
     folder: Annotated[Path | None, typer.Option(help="the same, as an option")] = None,
-    host: Annotated[str, typer.Option(help="any but this machine needs a token")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="where to listen")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     demo: Annotated[
         bool, typer.Option("--demo", help="create the learner if it does not exist: ten shapes")
@@ -43,14 +46,12 @@ def serve(
     if replicas and follow:
         raise InputError("--replicas starts its own readers; leave out --follow")
     settings: ServiceSettings = ServiceSettings.parse(flags)
-    canary = None
-    if demo and not follow:
-        with err.status("preparing the learner of the demo"):
-            canary = server.prepare_demo(path)
 
-    def print_start(message: str) -> None:
-        err.print(message)
-        err.print(f"http://{host}:{port}/ is the page, /docs the interface; Ctrl-C stops")
+    def prepare() -> "Canary | None":
+        if not demo or follow:
+            return None
+        with err.status("preparing the learner of the demo"):
+            return server.prepare_demo(path)
 
     server.serve(
         path,
@@ -59,8 +60,8 @@ def serve(
         port=port,
         follow=follow,
         replicas=replicas,
-        canary=canary,
-        on_ready=print_start,
+        prepare=prepare,
+        on_ready=err.print,
     )
 
 
@@ -88,16 +89,28 @@ def token_list(folder: LearnerFolder) -> None:
     """List names and roles."""
     from dosapp.service.tokens import Tokens
 
-    for name, facts in Tokens(folder).known.items():
-        out.print(f"{name}: {facts['role']}")
+    check_learner(folder)
+    tokens = Tokens(folder).known
+    for name, entry in tokens.items():
+        out.print(f"{name}: {entry.role}")
+    if not tokens:
+        err.print(f"there is no token; make one with: dosapp token add {folder} NAME --role teach")
 
 
 @token_app.command("remove")
 def token_remove(folder: LearnerFolder, name: str) -> None:
-    """Remove a token; it stops working when the service restarts."""
+    """Remove a token; it stops working at once, also in a running service."""
     from dosapp.service.tokens import Tokens
 
-    Tokens(folder).remove(name)
+    check_learner(folder)
+    tokens = Tokens(folder)
+    tokens.remove(name)
+    out.print(f"removed the token of '{name}'; it works no longer")
+    if not tokens.known:
+        err.print(
+            "note: it was the last one, so no request is answered now; make another with: "
+            f"dosapp token add {folder} NAME --role teach"
+        )
 
 
 client_app = typer.Typer(
@@ -177,13 +190,17 @@ def client_rollback(version: int, url: Url = LOCAL_URL, token: Token = None) -> 
 @client_app.command("freeze")
 def client_freeze(url: Url = LOCAL_URL, token: Token = None) -> None:
     """Stop adapting to the stream."""
-    _print_note(_client(url, token).freeze())
+    note = _client(url, token).freeze()
+    out.print("frozen: the service predicts and learns sessions, but does not adapt to its stream")
+    _print_note(note)
 
 
 @client_app.command("unfreeze")
 def client_unfreeze(url: Url = LOCAL_URL, token: Token = None) -> None:
     """Adapt to the stream again."""
-    _print_note(_client(url, token).unfreeze())
+    note = _client(url, token).unfreeze()
+    out.print("no longer frozen: the service adapts to its stream")
+    _print_note(note)
 
 
 def _print_note(note: str) -> None:

@@ -1,6 +1,7 @@
 """A real service in a process of its own, and a small learner for it."""
 
 import io
+import secrets
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from dosapp.experiments.plan import build_scenario
 from dosapp.learner.learner import Learner
 from dosapp.scenario import Scenario
 from dosapp.service.client import Client
+from dosapp.service.tokens import Tokens
 from dosapp.settings import RunSettings
 
 SMALL = {
@@ -34,10 +36,11 @@ class ServiceProcess:
 
     url: str
     process: "subprocess.Popen[bytes]"
+    token: str  # that may teach
 
-    def client(self) -> Client:
-        """A new client of the service."""
-        return Client(self.url)
+    def client(self, token: str | None = None) -> Client:
+        """A new client of the service, with a token of its own or that of the drill."""
+        return Client(self.url, token or self.token)
 
     def kill(self) -> None:
         """Send SIGKILL and wait."""
@@ -61,10 +64,11 @@ def start_service(folder: Path, *flags: str) -> Iterator[ServiceProcess]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    token = Tokens(folder).add(f"drill {secrets.token_hex(4)}", "teach")
     command = [sys.executable, "-m", "dosapp", "serve", str(folder), "--port", str(port), *flags]
     with (folder / "serve.log").open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
-    service = ServiceProcess(f"http://127.0.0.1:{port}", process)
+    service = ServiceProcess(f"http://127.0.0.1:{port}", process, token)
     try:
         with service.client() as client:
             client.wait(120)

@@ -65,6 +65,7 @@ class ServiceSettings(Settings):
     skew_aware_ema: bool | None = Field(None, description="overrides the learner's")
     max_refusals: int = Field(3, ge=1, description="refused intervals in a row until it freezes")
 
+    token: bool = Field(True, description="callers need a token; without, only this machine")
     max_body: int = Field(64_000_000, ge=1, description="bytes of a request")
     max_pixels: int = Field(40_000_000, ge=1, description="pixels of one image")
     max_images: int = Field(256, ge=1, description="images in a request to predict")

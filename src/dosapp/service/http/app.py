@@ -29,7 +29,7 @@ from dosapp.errors import (
 from dosapp.service.http.limits import Limits
 from dosapp.service.http.metrics import Metrics
 from dosapp.service.http.requests import ThreadPools, choose_request_id, describe_first
-from dosapp.service.http.routes import router
+from dosapp.service.http.routes import DOCS_FILES, router
 from dosapp.service.http.schemas import ErrorResponse
 from dosapp.service.service import Service
 
@@ -46,7 +46,13 @@ STATUS_CODES: dict[type[DosappError], int] = {
 }
 HEADERS = {413: {"Connection": "close"}, 429: {"Retry-After": "1"}}  # 413: the body is not read
 CLOSED_BY_CLIENT = 499  # in log and metrics, when there was nothing to answer
-ERROR_CODES = (400, 401, 403, 404, 409, 413, 415, 422, 429, 500, 507)
+ERROR_CODES = (400, 401, 403, 404, 409, 413, 415, 422, 429, 500, 503, 507)
+SECURITY_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",  # pages have their own
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+}
 
 logger = logging.getLogger("dosapp.service.http")
 
@@ -61,7 +67,8 @@ def build_app(service: Service) -> FastAPI:
         An ASGI app, with its interface at `/openapi.json` and `/docs`.
     """
     app: FastAPI = FastAPIOffline(  # serves the scripts of /docs itself
-        static_url="/docs/files",
+        static_url=DOCS_FILES,
+        docs_url=None,
         redoc_url=None,
         title="DoSAPP",
         version=installed_version("dosapp"),
@@ -122,6 +129,8 @@ def _error_body(
 class RequestMiddleware:
     """Gives every request an id, counts it, logs it, and answers errors raised outside of routes.
 
+    Every answer gets the security headers.
+
     The log line has method, path, status, milliseconds, caller and request id; never a body, a
     query string or a token.
     """
@@ -142,7 +151,10 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = request_id
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         try:

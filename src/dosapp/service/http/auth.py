@@ -1,69 +1,109 @@
 """Who may do what: the role of a token, or the loopback rule of a service without tokens."""
 
+import logging
+from collections.abc import AsyncIterator
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from fastapi import Depends, HTTPException, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from dosapp.errors import CorruptRecordError
 from dosapp.service.settings import is_loopback
 from dosapp.service.tokens import LOCAL_CALLER, Caller, Role, Tokens
 
 LOCAL_HOSTS = {"localhost", "127.0.0.1", "::1"}
+# Headers that proxies add: the sender may be on any machine.
+FORWARDING = ("forwarded", "via", "x-forwarded", "x-real-ip", "x-original-", "x-client-ip",
+              "true-client-ip", "cf-connecting-ip", "x-cluster-client-ip")  # fmt: skip
+NO_TOKEN = (
+    "this service needs a token, and the request has none; send the header "
+    "'Authorization: Bearer TOKEN' (dosapp client: --token or DOSAPP_TOKEN)"
+)
+WRONG_TOKEN = (
+    "this token is wrong or was removed; ask the service's operator for another "
+    "(dosapp token add FOLDER NAME --role predict)"
+)
+
+logger = logging.getLogger("dosapp.service.http")
+Bearer = Annotated[
+    HTTPAuthorizationCredentials | None,
+    Depends(HTTPBearer(auto_error=False, description="a token of `dosapp token add`")),
+]
 
 
-async def require_predict(request: Request) -> Caller:
-    """Dependency of routes that only read."""
-    return authorize(request, "predict")
+class RequireRole:
+    """Dependency of a route: the caller must have a role, and stay within its rate.
 
-
-async def require_teach(request: Request) -> Caller:
-    """Dependency of routes that change the learner, or show who did."""
-    return authorize(request, "teach")
-
-
-PredictCaller = Annotated[Caller, Depends(require_predict)]
-TeachCaller = Annotated[Caller, Depends(require_teach)]
-
-
-def authorize(request: Request, role: Role) -> Caller:
-    """Identify the sender of a request and check its role and its rate.
-
-    Raises:
-        BusyError: The client sends too many requests.
-        HTTPException: 401 without a valid token, 403 if the caller lacks the role.
+    Args:
+        role: The role that the route needs.
     """
-    state = request.app.state
-    state.limits.check_rate(request.client.host if request.client else "")
-    caller = identify(request, state.service.tokens)
-    request.state.caller = caller.name
-    if not caller.may(role):
-        raise HTTPException(403, f"the token of '{caller.name}' may not {role}")
-    return caller
+
+    def __init__(self, role: Role) -> None:
+        self.role: Role = role
+
+    async def __call__(self, request: Request, credentials: Bearer) -> AsyncIterator[Caller]:
+        """Identify the sender of a request, before anything of its body is read.
+
+        Raises:
+            BusyError: The caller sends too many requests.
+            HTTPException: 401 without a valid token, 403 if the caller lacks the role.
+        """
+        state = request.app.state
+        service = state.service
+        caller = identify(request, credentials, service.tokens if service.settings.token else None)
+        request.state.caller = caller.name
+        if not caller.may(self.role):
+            raise HTTPException(403, f"the token of '{caller.name}' may not {self.role}")
+        state.limits.check_rate(caller.name)
+        yield caller
 
 
-def identify(request: Request, tokens: Tokens) -> Caller:
-    """Find the caller by its token; without tokens every local request has all rights."""
-    if not tokens:
-        if not is_local(request):
+PredictCaller = Annotated[Caller, Depends(RequireRole("predict"))]  # of routes that only read
+TeachCaller = Annotated[Caller, Depends(RequireRole("teach"))]  # that change, or show who did
+
+
+def identify(
+    request: Request, credentials: HTTPAuthorizationCredentials | None, tokens: Tokens | None
+) -> Caller:
+    """Find the caller by its token; a service without tokens trusts local requests only."""
+    if tokens is None:
+        if reason := find_foreign(request):
             raise HTTPException(
-                403, "without tokens only this machine is answered, and no other site's pages"
+                403, f"without tokens only programs on this machine are answered, and {reason}"
             )
         return LOCAL_CALLER
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    caller = tokens.caller(token.strip()) if scheme.lower() == "bearer" else None
+    headers = {"WWW-Authenticate": "Bearer"}
+    if credentials is None:
+        raise HTTPException(401, NO_TOKEN, headers)
+    try:
+        caller = tokens.caller(credentials.credentials.strip())
+    except CorruptRecordError as error:
+        logger.error("%s", error)
+        message = "the service's tokens cannot be read; its operator finds the reason in the log"
+        raise HTTPException(503, message) from error
     if caller is None:
-        headers = {"WWW-Authenticate": "Bearer"}
-        raise HTTPException(401, "give a token: Authorization: Bearer …", headers)
+        raise HTTPException(401, WRONG_TOKEN, headers)
     return caller
 
 
-def is_local(request: Request) -> bool:
-    """Whether a request comes from this machine, and not from another site's page in a browser."""
+def find_foreign(request: Request) -> str:
+    """Say why a request may come from elsewhere: another machine, a proxy, another site's page."""
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
-    if request.client is None or not is_loopback(request.client.host):
-        return False
+    proxied = [name for name in request.headers if name.startswith(FORWARDING)]
     try:
         is_local_host = urlsplit(f"//{host}").hostname in LOCAL_HOSTS
-        return is_local_host and (origin is None or urlsplit(origin).netloc == host)
+        is_local_page = origin is None or urlsplit(origin).netloc == host
     except ValueError:
-        return False
+        is_local_host = is_local_page = False
+    reasons = {
+        "this request comes from another": (
+            request.client is None or not is_loopback(request.client.host)
+        ),
+        f"a proxy has added the header '{proxied[0][:40] if proxied else ''}'": bool(proxied),
+        # nginx, unless it is told otherwise
+        "HTTP/1.0 is what a proxy speaks": request.scope.get("http_version") == "1.0",
+        f"the host '{host[:80]}' is not this machine": not is_local_host,
+        f"this request is of a page of '{(origin or '')[:80]}'": not is_local_page,
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")

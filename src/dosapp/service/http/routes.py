@@ -1,18 +1,22 @@
 """The routes of a service: read a request, call the service, answer."""
 
 import asyncio
+import base64
 import functools
 import hashlib
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import PlainTextResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from dosapp.errors import InputError
 from dosapp.history.history import Version
-from dosapp.service.http.auth import PredictCaller, TeachCaller
+from dosapp.service.http.auth import PredictCaller, RequireRole, TeachCaller
 from dosapp.service.http.requests import ThreadPools, content_type, read_form, read_json
 from dosapp.service.http.schemas import (
     AuditEntry,
@@ -42,14 +46,11 @@ from dosapp.service.service import PredictResult, Service
 from dosapp.service.writer import Job
 
 STATIC = Path(__file__).parent / "static"
-SECURITY_HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
+DOCS_FILES = "/docs/files"
+POLICY = "default-src 'none'; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'; "
+PAGE_POLICY = (
+    POLICY + "form-action 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:"
+)
 PLAIN_TEXT: dict[str, Any] = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 
 router = APIRouter()
@@ -360,7 +361,7 @@ async def script(request: Request) -> Response:
 def static_response(request: Request, name: str, media_type: str) -> Response:
     """Answer with a file; 304 if the browser already has it. It checks with every request."""
     content, etag = _read_static(name)
-    headers = {**SECURITY_HEADERS, "Cache-Control": "no-cache", "ETag": etag}
+    headers = {"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache", "ETag": etag}
     if etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(content, headers=headers, media_type=media_type)
@@ -370,3 +371,35 @@ def static_response(request: Request, name: str, media_type: str) -> Response:
 def _read_static(name: str) -> tuple[bytes, str]:
     content = (STATIC / name).read_bytes()
     return content, f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+
+
+@router.get("/docs", include_in_schema=False)
+async def docs() -> Response:
+    """The interface, by Swagger UI. Its one inline script is allowed by its hash."""
+    page = get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title="DoSAPP: interface",
+        swagger_js_url=f"{DOCS_FILES}/swagger-ui-bundle.js",
+        swagger_css_url=f"{DOCS_FILES}/swagger-ui.css",
+        swagger_favicon_url=f"{DOCS_FILES}/favicon.png",
+    )
+    (script,) = re.findall(rb"<script>(.*?)</script>", bytes(page.body), re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
+    page.headers["Content-Security-Policy"] = (
+        f"{POLICY}form-action 'self'; script-src 'self' 'sha256-{digest}'; "
+        "style-src 'self' 'unsafe-inline'; img-src 'self' data:"
+    )
+    return page
+
+
+def describe_roles() -> None:
+    """Write the role that each route needs into its description: none, predict or teach."""
+    for route in router.routes:
+        if isinstance(route, APIRoute):
+            calls = [dependency.call for dependency in route.dependant.dependencies]
+            roles = [call.role for call in calls if isinstance(call, RequireRole)]
+            extra = route.openapi_extra or {}
+            route.openapi_extra = {**extra, "x-role": roles[0] if roles else "none"}
+
+
+describe_roles()

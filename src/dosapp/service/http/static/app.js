@@ -14,7 +14,10 @@ const announce = text => setText($("announcement"), text);
 
 // Requests
 
-let token = sessionStorage.getItem("dosapp-token") ?? "";
+// The address printed by “dosapp serve” ends with #token=…, which browsers send to no server.
+const linked = /^#token=([\w.-]+)$/.exec(location.hash)?.[1];
+if (linked) history.replaceState(null, "", location.pathname + location.search);
+let token = linked ?? sessionStorage.getItem("dosapp-token") ?? "";
 let declined = false; // the token dialog was left without a token
 let tokenDialog = null; // one dialog for all requests that wait for a token
 
@@ -50,7 +53,7 @@ const askForToken = rejected => tokenDialog ??= openTokenDialog(rejected).finall
 async function openTokenDialog(rejected) {
   const given = await openDialog({
     title: "This service needs a token",
-    text: rejected ? "The last token was not accepted." : "It is kept in this tab only. Create one with “dosapp token add”.",
+    text: rejected ? "The last token was not accepted." : "It is kept in this tab only. The first start of the service printed one; “dosapp token add” makes more.",
     button: "Use it", label: "Token", secret: true,
   });
   declined = !given;
