@@ -110,6 +110,11 @@ class LearnerSettings(Settings):
         False, description="add the captions of all other classes to the loss"
     )
 
+    align: bool = Field(False, description="align the projections on class statistics, as SLCA")
+    merging: Literal["magmax", "cofima"] | None = Field(
+        None, description="merge the weights of sessions [no merging]"
+    )
+
     stream_lr: float | None = Field(None, gt=0, description="learning rate on the stream [lr]")
     confidence_gate: float = Field(
         0.0, ge=0, lt=1, description="probability below which a stream image is skipped"
@@ -153,12 +158,27 @@ class LearnerSettings(Settings):
             )
         return self
 
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages after the epochs of a session, in their order."""
+        return list_stages(self.merging, self.align)
+
     @field_validator("template")
     @classmethod
     def _check_placeholder(cls, template: str) -> str:
         if template and (template.count("{}") != 1 or template.count("{") != 1):
             raise ValueError("write {} once, where the class name goes: 'a photo of a {}.'")
         return template
+
+
+def list_stages(merging: str | None, align: bool) -> tuple[str, ...]:
+    """Merging comes first: the alignment makes up for what it did to the projections.
+
+    Example:
+        >>> list_stages("magmax", True)
+        ('magmax', 'alignment')
+    """
+    return (*((merging,) if merging else ()), *(("alignment",) if align else ()))
 
 
 class RunSettings(LearnerSettings):

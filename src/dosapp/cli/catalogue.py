@@ -20,7 +20,7 @@ def methods(
     as_json: Json = False,
 ) -> None:
     """List the methods of the labelled and the unlabelled phase."""
-    from dosapp.methods.registry import METHODS
+    from dosapp.methods.registry import METHODS, STAGES
 
     if abilities:
         from dosapp.report.tables import abilities_table
@@ -28,8 +28,9 @@ def methods(
         print(abilities_table(), end="")
         return
 
-    if name is not None and name not in METHODS:
-        raise unknown_name("method", name, METHODS, "dosapp methods")
+    listed = {**METHODS, **STAGES}
+    if name is not None and name not in listed:
+        raise unknown_name("method", name, listed, "dosapp methods")
     facts: dict[str, dict[str, Any]] = {
         key: {
             "idea": method.summary,
@@ -39,7 +40,7 @@ def methods(
             "abilities": None if method.abilities is None else sorted(method.abilities),
             "settings": method().hyperparameters(),
         }
-        for key, method in METHODS.items()
+        for key, method in listed.items()
         if name in (None, key)
     }
     if as_json:
@@ -50,6 +51,7 @@ def methods(
         "unlabelled": "without labels",
         "both": "with and without labels",
         "none": "never trains",
+        "stage": "after the epochs of any labelled method",
     }
     for key, fact in facts.items():
         stores = "stores images of the stream" if fact["stores_data"] else "stores no data"
@@ -63,6 +65,7 @@ def methods(
             out.print("  " + " ".join(f"{o}={value}" for o, _, value in options), style="dim")
     if name is None:
         out.print("\nmethods of the two phases combine: --method spu --adapt self-training")
+        out.print("stages go with any of them: --merging magmax, --align")
 
 
 @app.command()

@@ -26,7 +26,7 @@ from dosapp.methods.registry import (
     rename_options,
 )
 from dosapp.scenario import Scenario, concat_scenarios, split_dataset
-from dosapp.settings import RunSettings, hash_key, read_options, read_yaml
+from dosapp.settings import RunSettings, hash_key, list_stages, read_options, read_yaml
 
 SEMANTICS_VERSION = 1  # increased when the same settings would give another result
 
@@ -74,7 +74,7 @@ def plan(settings: RunSettings) -> Plan:
     """
     settings = resolve_lr(settings)
     backbone = load_backbone(settings.backbone)
-    method = build_method(settings.method, settings.adapt, settings.options)
+    method = build_method(settings.method, settings.adapt, settings.options, settings.stages)
     scenario = build_scenario(settings, backbone.preprocess)
     if method.joint:
         scenario = scenario.joint()
@@ -244,6 +244,8 @@ FEATURES = {
     "mask_reactivation": ("readmit", "reactivation"),
     "stream_lr": ("stream_lr", "stream lr"),
     "all_class_negatives": ("rivals", "all-class negatives"),
+    "merging": ("merging", "merging"),
+    "align": ("align", "alignment"),
     "head": ("head", "head"),
     "head_text_weight": ("head_text_weight", "text"),
 }
@@ -279,8 +281,10 @@ def comparable_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
             and names of version 0.1, also of hyper-parameters, are replaced by today's.
     """
     values = {**RunSettings().model_dump(mode="json"), **RunSettings.rename_aliases(settings)}
-    options = rename_options(values["method"], values["adapt"], values["options"])
-    values["options"] = drop_default_options(values["method"], values["adapt"], options)
+    names = values["method"], values["adapt"]
+    stages = list_stages(values["merging"], values["align"])
+    options = rename_options(*names, values["options"], stages)
+    values["options"] = drop_default_options(*names, options, stages)
     # Where a folder lies is not in the key; an id on the hub is no path.
     parts = [Path(p).name if p[:1] in "/.~" else p for p in str(values["data"]).split("+")]
     values["data"] = "+".join(parts)

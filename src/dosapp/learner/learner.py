@@ -104,7 +104,7 @@ class Learner:
         if distributed.world_size() > 1:
             # Each process encodes a part of every batch; weights are whole in each.
             backbone = ShardedBackbone(backbone)
-        self.method: Method = build_method(s.method, s.adapt, s.options)
+        self.method: Method = build_method(s.method, s.adapt, s.options, s.stages)
         self.student = Student(
             self.method.wrap_backbone(backbone, s.seed),
             lr=s.lr,

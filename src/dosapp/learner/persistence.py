@@ -86,7 +86,7 @@ def check_folder(learner: "Learner", folder: Path) -> None:
 
 def _comparable(settings: LearnerSettings) -> LearnerSettings:
     """With today's names of hyper-parameters."""
-    options = rename_options(settings.method, settings.adapt, settings.options)
+    options = rename_options(settings.method, settings.adapt, settings.options, settings.stages)
     return settings.model_copy(update={"options": options})
 
 

@@ -35,6 +35,7 @@ from dosapp.student.selection import Selection
 from dosapp.student.student import Student
 
 if TYPE_CHECKING:
+    from dosapp.methods.staged import Stage, Staged
     from dosapp.methods.two_phase import TwoPhase
 
 T = TypeVar("T")
@@ -43,6 +44,8 @@ T = TypeVar("T")
 UnitInterval = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of an exponential moving average
+
+Phase = Literal["labelled", "unlabelled", "both", "none", "stage"]
 
 # The columns of the paper's comparison of test-time methods (its Table 1).
 Ability = Literal[
@@ -143,7 +146,7 @@ class Method:
 
     summary: ClassVar[str] = ""
     reference: ClassVar[str] = ""
-    phase: ClassVar[Literal["labelled", "unlabelled", "both", "none"]] = "labelled"
+    phase: ClassVar[Phase] = "labelled"
     joint: ClassVar[bool] = False  # trains on all tasks in one session
     abilities: ClassVar[frozenset[Ability] | None] = None  # the paper's Table 1; None: not in it
     stores_data: ClassVar[bool] = False  # stores images itself, besides the replay buffer
@@ -258,6 +261,19 @@ class Method:
         from dosapp.methods.two_phase import TwoPhase
 
         return TwoPhase(self, adapter)
+
+    def with_stage(self, stage: "Stage") -> "Staged":
+        """Combine: learn with this method, then align or merge in each session.
+
+        Example:
+            >>> from dosapp import METHODS
+            >>> from dosapp.methods.alignment import ClassifierAlignment
+            >>> METHODS["spu"]().with_stage(ClassifierAlignment(ca_epochs=2)).phase
+            'labelled'
+        """
+        from dosapp.methods.staged import Staged
+
+        return Staged(self, stage)
 
 
 def flatten_fields(value: Any, old: bool = False) -> dict[str, Any]:

@@ -1,14 +1,16 @@
 """Methods by name. To add one: a file and a line here, or an entry point of another package."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
 from pydantic import ValidationError
 
 from dosapp.errors import InputError, unknown_name
+from dosapp.methods.alignment import ClassifierAlignment
 from dosapp.methods.base import Method
+from dosapp.methods.cofima import CoFiMA
 from dosapp.methods.cotta import CoTTA
 from dosapp.methods.dosapp import DoSAPP
 from dosapp.methods.dss import DSS
@@ -18,6 +20,7 @@ from dosapp.methods.ecotta import EcoTTA
 from dosapp.methods.flyp import FLYP, Joint
 from dosapp.methods.l2p import L2P
 from dosapp.methods.lwf import LwF
+from dosapp.methods.magmax import MagMax
 from dosapp.methods.mas import MAS
 from dosapp.methods.note import NOTE
 from dosapp.methods.prd import PRD
@@ -27,6 +30,7 @@ from dosapp.methods.self_training import SelfTraining
 from dosapp.methods.slca import SLCA
 from dosapp.methods.sparcl import SparCL
 from dosapp.methods.spu import SPU, ReleasedSPU
+from dosapp.methods.staged import Stage
 from dosapp.methods.tent import Tent
 from dosapp.methods.zero_shot import ZeroShot
 from dosapp.methods.zscl import ZSCL
@@ -56,6 +60,11 @@ METHODS: dict[str, type[Method]] = {
     "psmt": PSMT,
     "dss-style": DSS,
 }
+STAGES: dict[str, type[Stage]] = {  # after the epochs of any labelled method, in this order
+    "magmax": MagMax,
+    "cofima": CoFiMA,
+    "alignment": ClassifierAlignment,
+}
 for entry in entry_points(group="dosapp.methods"):  # methods of other packages
     try:
         METHODS.setdefault(entry.name, entry.load())
@@ -71,7 +80,10 @@ def get_method(name: str) -> type[Method]:
 
 
 def build_method(
-    method: str, adapt: str | None = None, options: Mapping[str, Any] | None = None
+    method: str,
+    adapt: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    stages: Sequence[str] = (),
 ) -> Method:
     """Construct a method, or a pair of methods, with its hyper-parameters.
 
@@ -80,6 +92,7 @@ def build_method(
         adapt: Name of the method of the unlabelled phase, if another.
         options: Hyper-parameters by their full or last name, today's or version 0.1's. In a pair a
             name that both halves know goes to both, `labelled.NAME` or `unlabelled.NAME` to one.
+        stages: Names of `STAGES` that follow the labelled method's epochs.
 
     Returns:
         The method; a `TwoPhase` if `adapt` is given.
@@ -93,14 +106,14 @@ def build_method(
         ... ]
         0.3
     """
-    halves = {"labelled": get_method(method)}
-    if adapt:
-        halves["unlabelled"] = get_method(adapt)
-        if halves["unlabelled"].phase not in ("unlabelled", "both"):
-            usable = [n for n, cls in METHODS.items() if cls.phase in ("unlabelled", "both")]
-            raise InputError(
-                f"'{adapt}' cannot adapt without labels; --adapt takes {', '.join(usable)}"
-            )
+    for name in filter(None, (method, adapt)):
+        get_method(name)  # raises if it is unknown
+    halves = _list_parts(method, adapt, stages)
+    if adapt and halves["unlabelled"].phase not in ("unlabelled", "both"):
+        usable = [n for n, cls in METHODS.items() if cls.phase in ("unlabelled", "both")]
+        raise InputError(
+            f"'{adapt}' cannot adapt without labels; --adapt takes {', '.join(usable)}"
+        )
     if halves["labelled"].phase == "unlabelled":
         raise InputError(
             f"'{method}' needs a labelled method before it; try --method spu --adapt {method}"
@@ -120,18 +133,32 @@ def build_method(
             if path in chosen[half]:
                 raise InputError(f"{path} is given twice, also under another name; give it once")
             chosen[half][path] = value
-    built = [_construct(cls, chosen[half]) for half, cls in halves.items()]
-    return built[0].then(built[1]) if adapt else built[0]
+    built = {half: _construct(cls, chosen[half]) for half, cls in halves.items()}
+    labelled = built["labelled"]
+    for name in stages:
+        stage = built[STAGES[name].role]
+        assert isinstance(stage, Stage)
+        labelled = labelled.with_stage(stage)
+    return labelled.then(built["unlabelled"]) if adapt else labelled
 
 
-def rename_options(method: str, adapt: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+def _list_parts(method: str, adapt: str | None, stages: Sequence[str]) -> dict[str, type[Method]]:
+    """The classes that a method is built of, by the prefix of their hyper-parameters."""
+    names = {"labelled": METHODS.get(method), "unlabelled": METHODS.get(adapt or "")}
+    parts = {half: cls for half, cls in names.items() if cls is not None}
+    return parts | {STAGES[name].role: STAGES[name] for name in stages}
+
+
+def rename_options(
+    method: str, adapt: str | None, options: Mapping[str, Any], stages: Sequence[str] = ()
+) -> dict[str, Any]:
     """Replace hyper-parameter names and values of version 0.1 by today's; unknown ones stay.
 
     Example:
         >>> rename_options("dosapp", None, {"labels": "surer", "gamma": 0.9})
         {'pseudo_labels': 'max-logit', 'gamma': 0.9}
     """
-    halves = {"labelled": METHODS.get(method), "unlabelled": METHODS.get(adapt or "")}
+    halves = _list_parts(method, adapt, stages)
     renamed: dict[str, Any] = {}
     for name, value in options.items():
         depth = name.count(".") + 1
@@ -140,7 +167,6 @@ def rename_options(method: str, adapt: str | None, options: Mapping[str, Any]) -
                 cls, path.rpartition(".")[2], value
             )
             for half, cls in halves.items()
-            if cls is not None
             for path, spellings in _spellings(cls).items()
             if any(f".{half}.{spelling}".endswith(f".{name}") for spelling in spellings)
         }
@@ -149,7 +175,7 @@ def rename_options(method: str, adapt: str | None, options: Mapping[str, Any]) -
 
 
 def drop_default_options(
-    method: str, adapt: str | None, options: Mapping[str, Any]
+    method: str, adapt: str | None, options: Mapping[str, Any], stages: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Leave out the options that equal their defaults; those of unknown methods stay.
 
@@ -159,7 +185,7 @@ def drop_default_options(
     """
     if method not in METHODS or (adapt and adapt not in METHODS):
         return dict(options)
-    defaults = build_method(method, adapt).hyperparameters()
+    defaults = build_method(method, adapt, stages=stages).hyperparameters()
     return {
         name: value
         for name, value in options.items()

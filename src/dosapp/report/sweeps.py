@@ -11,6 +11,7 @@ from dosapp.experiments.plan import comparable_settings
 from dosapp.experiments.result import Result
 from dosapp.methods.registry import build_method
 from dosapp.report.tables import Row
+from dosapp.settings import list_stages
 
 MIN_POINTS = 3
 
@@ -54,8 +55,9 @@ def _resolve(settings: dict[str, Any], options: dict[str, Any]) -> dict[str, Any
     """The hyper-parameters of a result of version 0.1, which stored only the options."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unusual values were reported when the run was planned
+        stages = list_stages(settings["merging"], settings["align"])
         try:
-            method = build_method(settings["method"], settings["adapt"], options)
+            method = build_method(settings["method"], settings["adapt"], options, stages)
         except InputError:  # a method that no longer exists
             return options
     return method.hyperparameters()

@@ -1,0 +1,107 @@
+"""Two methods as one: what both halves are told."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from dosapp.backbones.base import Backbone
+from dosapp.data.preprocess import Preprocess
+from dosapp.functional.named_tensors import select_prefix
+from dosapp.methods.base import Batch, Batches, Method, Tensors, TrainingStage
+from dosapp.scenario import Session
+from dosapp.student.selection import Selection
+from dosapp.student.student import Student
+
+
+class Pair(Method):
+    """A labelled method, which selects the weights and has the loss, and a companion.
+
+    Both are told about the labelled phase, the labelled method first. A subclass says who adapts
+    and predicts.
+    """
+
+    def __init__(self, labelled: Method, companion: Method, role: str) -> None:
+        self.labelled, self.companion, self.role = labelled, companion, role
+        self.joint = labelled.joint  # type: ignore[misc]
+        self.stores_data = labelled.stores_data or companion.stores_data  # type: ignore[misc]
+
+    def hyperparameters(self) -> dict[str, Any]:
+        return self._join(self.labelled.hyperparameters(), self.companion.hyperparameters(), ".")
+
+    def key_hyperparameters(self) -> dict[str, Any]:
+        halves = self.labelled.key_hyperparameters(), self.companion.key_hyperparameters()
+        return self._join(*halves, ".")
+
+    def wrap_backbone(self, backbone: Backbone, seed: int) -> Backbone:
+        return self.companion.wrap_backbone(self.labelled.wrap_backbone(backbone, seed), seed)
+
+    def external_images(self, preprocess: Preprocess) -> list[str]:
+        labelled = self.labelled.external_images(preprocess)
+        return [*labelled, *self.companion.external_images(preprocess)]
+
+    def setup(self, student: Student) -> None:
+        self.labelled.setup(student)
+        self.companion.setup(student)
+
+    # Labelled phase
+
+    def check_session(self, student: Student, session: Session) -> None:
+        self.labelled.check_session(student, session)
+        self.companion.check_session(student, session)
+
+    def select_parameters(self, student: Student, batches: Batches) -> Selection:
+        return self.labelled.select_parameters(student, batches)
+
+    def begin_session(self, student: Student, session: Session) -> None:
+        self.labelled.begin_session(student, session)
+        self.companion.begin_session(student, session)
+
+    def begin_epoch(self, student: Student, epoch: int, batches: Batches) -> None:
+        self.labelled.begin_epoch(student, epoch, batches)
+        self.companion.begin_epoch(student, epoch, ())
+
+    def loss(self, student: Student, batch: Batch) -> Tensor:
+        return self.labelled.loss(student, batch)
+
+    def after_step(self, student: Student) -> None:
+        self.labelled.after_step(student)
+        self.companion.after_step(student)
+
+    def end_training(self, student: Student, session: Session) -> None:
+        self.labelled.end_training(student, session)
+        self.companion.end_training(student, session)
+
+    def extra_stages(self, student: Student, steps_per_epoch: int) -> Sequence[TrainingStage]:
+        return (
+            *self.labelled.extra_stages(student, steps_per_epoch),
+            *self.companion.extra_stages(student, steps_per_epoch),
+        )
+
+    def end_session(self, student: Student, session: Session) -> None:
+        self.labelled.end_session(student, session)
+        self.companion.end_session(student, session)
+
+    # State
+
+    def remove_class(self, index: int) -> None:
+        self.labelled.remove_class(index)
+        self.companion.remove_class(index)
+
+    def state_dict(self) -> Tensors:
+        return self._join(self.labelled.state_dict(), self.companion.state_dict(), "/")
+
+    def working_state_dict(self) -> Tensors:
+        halves = self.labelled.working_state_dict(), self.companion.working_state_dict()
+        return self._join(*halves, "/")
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        self.labelled.load_state_dict(select_prefix("labelled/", tensors))
+        self.companion.load_state_dict(select_prefix(f"{self.role}/", tensors))
+
+    def _join(
+        self, labelled: Mapping[str, Any], companion: Mapping[str, Any], separator: str
+    ) -> dict[str, Any]:
+        """Both as one mapping, under the names of their halves."""
+        first = {f"labelled{separator}{name}": value for name, value in labelled.items()}
+        return first | {f"{self.role}{separator}{name}": v for name, v in companion.items()}

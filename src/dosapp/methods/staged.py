@@ -1,0 +1,72 @@
+"""A labelled method with a further stage after its epochs: alignment or merging of weights."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from dosapp.backbones.base import Backbone, Expert
+from dosapp.methods.base import AdaptResult, Batches, Method, Phase, method_dataclass
+from dosapp.methods.pair import Pair
+from dosapp.scenario import Session
+from dosapp.student.selection import Selection
+from dosapp.student.student import Student
+
+
+@method_dataclass
+class Stage(Method):
+    """What any labelled method can be followed by in each session.
+
+    It acts in `end_training`, `extra_stages` and `end_session`, and never on the stream.
+    """
+
+    phase: ClassVar[Phase] = "stage"
+    role: ClassVar[Literal["alignment", "merging"]]  # prefix of its hyper-parameters and state
+
+    def resume_training(self, student: Student) -> None:
+        """Called before the weights of a session are selected."""
+
+
+class Staged(Pair):
+    """A labelled method and a stage; the labelled method adapts and predicts."""
+
+    def __init__(self, labelled: Method, stage: Stage) -> None:
+        super().__init__(labelled, stage, stage.role)
+        self.phase = labelled.phase  # type: ignore[misc]
+        self.stage = stage
+
+    def __repr__(self) -> str:
+        return f"{self.labelled!r}.with_stage({self.stage!r})"
+
+    def select_parameters(self, student: Student, batches: Batches) -> Selection:
+        self.stage.resume_training(student)
+        return super().select_parameters(student, batches)
+
+    def end_session(self, student: Student, session: Session) -> None:
+        # The stage first: a teacher of the labelled method follows what it did to the weights.
+        self.stage.end_session(student, session)
+        self.labelled.end_session(student, session)
+
+    # Unlabelled phase
+
+    @property
+    def adapts(self) -> bool:
+        return self.labelled.adapts
+
+    def begin_stream(self, student: Student) -> None:
+        self.labelled.begin_stream(student)
+
+    def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult | None:
+        return self.labelled.stream_loss(student, pixels)
+
+    def after_stream_step(self, student: Student) -> None:
+        self.labelled.after_stream_step(student)
+
+    # Prediction and copies
+
+    def experts(self, student: Student) -> Mapping[str, Expert]:
+        return self.labelled.experts(student)
+
+    def shared_copies(self) -> Mapping[str, Backbone]:
+        own = {f"{self.role}-{name}": net for name, net in self.stage.shared_copies().items()}
+        return {**self.labelled.shared_copies(), **own}
