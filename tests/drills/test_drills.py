@@ -3,7 +3,7 @@
 import pytest
 
 from dosapp.drills import bad_input, crash, guards
-from dosapp.history.history import Version
+from dosapp.history.version import Version
 
 pytest.importorskip("fastapi")
 

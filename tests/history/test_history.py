@@ -11,7 +11,8 @@ import torch
 from dosapp.errors import InputError, StorageError
 from dosapp.history import history as history_module
 from dosapp.history.history import History
-from dosapp.history.record import State, compute_checksum, read_facts, write_record
+from dosapp.history.record import State, compute_checksum, write_record
+from dosapp.history.version import read_version_facts
 from dosapp.learner.learner import Learner
 
 
@@ -51,10 +52,10 @@ class TestAppend:
         shutil.copytree(tmp_path / "x", tmp_path / "y")
         learner.adapt(scenario.session(0).unlabelled.read(range(6)))
 
-        def interrupt(history: History, state: State, working: State) -> None:
+        def interrupt(history: History, head: object, state: State, working: State) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(History, "checkpoint", interrupt)
+        monkeypatch.setattr(History, "_commit", interrupt)
         with pytest.raises(KeyboardInterrupt):
             learner.save(tmp_path / "y", "killed before its checkpoint")
         monkeypatch.undo()
@@ -126,7 +127,7 @@ class TestPrune:
         def interrupt(path: Path) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(Path, "unlink", interrupt)
+        monkeypatch.setattr(history_module, "remove_file", interrupt)
         with pytest.raises(KeyboardInterrupt):
             learner.history(folder).prune(2)
         monkeypatch.undo()
@@ -148,12 +149,12 @@ class TestPrune:
             is_pruned = path.name.startswith(("000001", "000002")) and reads[path.name] == 2
             if is_pruned and request.param == "before":
                 path.unlink()
-            result = read_facts(path)
+            result = read_version_facts(path)
             if is_pruned:
                 path.unlink()
             return result
 
-        monkeypatch.setattr(history_module, "read_facts", read)
+        monkeypatch.setattr(history_module, "read_version_facts", read)
         return learner.history(folder)
 
     def test_a_version_pruned_while_versions_are_listed_is_left_out(self, pruned_meanwhile) -> None:

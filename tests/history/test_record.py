@@ -1,5 +1,6 @@
 """Records: tensors and facts in one file."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -30,6 +31,10 @@ def test_a_private_record_is_readable_by_its_owner_only(tmp_path: Path) -> None:
 def test_a_record_of_another_user_is_not_called_corrupt(tmp_path: Path, monkeypatch) -> None:
     """A run resets its history when a checkpoint is corrupt, but not when it cannot be read."""
     write_record(tmp_path / "x.safetensors", State({}, {}))
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
+
+    def refuse(path: Path, flags: int) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(StorageError, match="cannot be read by this user"):
         read_record(tmp_path / "x.safetensors")

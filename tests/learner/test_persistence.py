@@ -14,8 +14,8 @@ from safetensors import safe_open
 from dosapp.errors import BusyError, CorruptRecordError, InputError, StorageError
 from dosapp.experiments.plan import build_scenario
 from dosapp.experiments.run import run
-from dosapp.history.history import UPGRADES
 from dosapp.history.record import State, compute_checksum
+from dosapp.history.version import UPGRADES
 from dosapp.learner.learner import Learner
 from dosapp.learner.persistence import LearnerDescription, load_latest, write_description
 from dosapp.runtime.files import lock_folder, read_json, write_json
@@ -71,14 +71,14 @@ class TestSave:
 
     def test_files_of_a_killed_writer_are_removed(self, trained, tmp_path) -> None:
         folder = tmp_path / "x"
-        for name in (".learner.json.ab", ".working.safetensors.ab", "versions/.1.safetensors.ab"):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+        token = "0123456789abcdef"
+        for name in (f".learner.json.{token}", f".working.safetensors.{token}"):
             (folder / name).write_text("half")
-        shutil.rmtree(folder / "versions")
         trained[0].save(folder)  # hidden files do not count as other files
-        (folder / "versions" / ".000002.safetensors.ab").write_text("half")
+        (folder / "versions" / f".000002.safetensors.{token}").write_text("half")
         trained[0].save(folder)
-        assert not list(folder.rglob(".*.safetensors.*"))
+        assert not list(folder.rglob(f".*.{token}"))
 
     def test_a_path_that_cannot_be_written_is_a_storage_error(self, trained, tmp_path) -> None:
         (tmp_path / "file").write_text("")
@@ -196,6 +196,7 @@ class TestLoad:
             return State(record.tensors, {**record.facts, "format": 2})
 
         monkeypatch.setattr("dosapp.history.history.FORMAT", 2)
+        monkeypatch.setattr("dosapp.history.version.FORMAT", 2)
         with pytest.raises(InputError, match="has format 1; this dosapp reads format 2"):
             Learner.load(tmp_path / "x")
         monkeypatch.setitem(UPGRADES, 1, upgrade)
@@ -231,7 +232,7 @@ class TestDescription:
         write_description(learner, tmp_path / "x")
         description = LearnerDescription.read(tmp_path / "x")
         assert description.fingerprint == learner.fingerprint
-        assert description.backbone == "tiny"
+        assert description.pretrained().name == "tiny"
         assert description.learner_settings(tmp_path / "x", "cpu") == learner.settings
         assert "device" not in description.settings
 

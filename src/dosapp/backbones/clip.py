@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -306,9 +306,9 @@ class CLIPBackbone:
         (folder / "preprocessor_config.json").write_text(text)
 
 
-def read_preprocessing(source: str) -> dict[str, Any]:
+def read_preprocessing(source: str, revision: str | None = None) -> dict[str, Any]:
     """Size, resampling, mean and standard deviation, from either file that transformers uses."""
-    find_file = import_transformers().utils.cached_file
+    find_file = partial(import_transformers().utils.cached_file, revision=revision)
     try:
         config = json.loads(Path(find_file(source, "preprocessor_config.json")).read_text())
     except OSError:

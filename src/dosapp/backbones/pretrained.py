@@ -21,7 +21,7 @@ class PretrainedBackbone:
     @cached_property
     def backbone(self) -> Backbone:
         """The loaded backbone; its weights must not be changed."""
-        backbone = self._given or load_backbone(self.name)
+        backbone = self._given or self._load()
         fingerprint = backbone.fingerprint()
         if fingerprint != self.fingerprint:
             raise InputError(
@@ -29,6 +29,14 @@ class PretrainedBackbone:
                 f"but '{self.name}' has {fingerprint}; use the original one"
             )
         return backbone
+
+    def _load(self) -> Backbone:
+        try:
+            return load_backbone(self.name)
+        except InputError as error:
+            raise InputError(
+                f"{error}; if the learner's backbone moved, give its place with --backbone"
+            ) from error
 
     def initial_tensor(self, key: str) -> Tensor | None:
         """A tensor of a learner's state before any training: the base of its history."""

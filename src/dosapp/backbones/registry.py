@@ -26,7 +26,7 @@ def load_backbone(name: str) -> CLIPBackbone:
 
     Args:
         name: `tiny` (embedded), a name of `HUB_IDS` such as `ViT-B-16`, a hub id, or a folder
-            written by `CLIPModel.save_pretrained`.
+            written by `CLIPModel.save_pretrained`. `ID@REVISION` pins a commit of the hub.
 
     Returns:
         The backbone, on the CPU in float32.
@@ -38,7 +38,8 @@ def load_backbone(name: str) -> CLIPBackbone:
         >>> load_backbone("tiny").image_size
         32
     """
-    source = HUB_IDS.get(name.replace("/", "-"), name)
+    plain, _, revision = name.partition("@") if not Path(name).is_dir() else (name, "", "")
+    source = HUB_IDS.get(plain.replace("/", "-"), plain)
     folder = TINY if name == "tiny" else Path(source)
     local = folder.is_dir()
     if not local and source[:1] in ("/", ".", "~"):
@@ -54,12 +55,20 @@ def load_backbone(name: str) -> CLIPBackbone:
         )
     transformers = import_transformers()
     where = str(folder) if local else source
+    pinned = {"local_files_only": local, "revision": revision or None}
     try:
-        model = transformers.CLIPModel.from_pretrained(where, local_files_only=local)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(where, local_files_only=local)
-        preprocessing = read_preprocessing(where)
+        # Pickled weights could execute code when they are loaded.
+        model = transformers.CLIPModel.from_pretrained(where, use_safetensors=True, **pinned)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, **pinned)
+        preprocessing = read_preprocessing(where, revision or None)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0][:160]
+        if "file named model.safetensors" in reason:
+            raise InputError(
+                f"backbone '{name}' has no weights as safetensors, and pickled ones are not "
+                "loaded; pin a revision that has them (NAME@REVISION), or convert them with "
+                "CLIPModel.save_pretrained"
+            ) from error
         raise InputError(
             f"backbone '{name}' could not be loaded ({reason}); use 'tiny', one of "
             f"{', '.join(HUB_IDS)} (needs the hub or its cache), or a folder written by "

@@ -37,6 +37,9 @@ history_app = typer.Typer(
 )
 app.add_typer(history_app, name="history")
 Number = Annotated[int, typer.Argument(min=1, help="a version's number")]
+Backbone = Annotated[
+    str | None, typer.Option(help="where the learner's backbone is now, if it has moved")
+]
 From = Annotated[int, typer.Argument(min=0, help="a version's number; 0: before any training")]
 
 
@@ -53,7 +56,7 @@ def history_list(folder: LearnerFolder, as_json: Json = False) -> None:
     for head in ("version", "when", "why", "classes", "kB"):
         table.add_column(head, justify="right" if head in ("version", "classes", "kB") else "left")
     for v in versions:
-        count = str(len(v.facts["classes"]))
+        count = str(len(v.facts.get("classes", ())))
         table.add_row(str(v.number), v.created, v.reason, count, f"{v.size / 1000:,.0f}")
     out.print(table, soft_wrap=False)
 
@@ -71,8 +74,8 @@ def history_show(folder: LearnerFolder, number: Number, as_json: Json = False) -
         "version": f"{version.number}, {version.reason}, {version.created}",
         "checksum": version.checksum,
         "parent": version.parent or "none",
-        "classes": ", ".join(version.facts["classes"]),
-        "sessions, steps": f"{version.facts['sessions']}, {version.facts['steps']}",
+        "classes": ", ".join(map(str, version.facts.get("classes", ()))),
+        "sessions, steps": f"{version.facts.get('sessions')}, {version.facts.get('steps')}",
         "measured": json.dumps(version.seen) if version.seen else "nothing",
     }
     for name, value in lines.items():
@@ -80,11 +83,17 @@ def history_show(folder: LearnerFolder, number: Number, as_json: Json = False) -
 
 
 @history_app.command("diff")
-def history_diff(folder: LearnerFolder, first: From, second: From, as_json: Json = False) -> None:
+def history_diff(
+    folder: LearnerFolder,
+    first: From,
+    second: From,
+    backbone: Backbone = None,
+    as_json: Json = False,
+) -> None:
     """List the tensors that differ between two versions, and by how much."""
     from dosapp.learner.learner import Learner
 
-    diffs = Learner.open_history(folder).diff(first, second)
+    diffs = Learner.open_history(folder, backbone).diff(first, second)
     if as_json:
         print(json.dumps([vars(diff) for diff in diffs], indent=1))
         return
@@ -98,12 +107,12 @@ def history_diff(folder: LearnerFolder, first: From, second: From, as_json: Json
 
 
 @history_app.command("rollback")
-def history_rollback(folder: LearnerFolder, number: Number) -> None:
+def history_rollback(folder: LearnerFolder, number: Number, backbone: Backbone = None) -> None:
     """Append a copy of an earlier version; no version is lost."""
     from dosapp.learner.learner import Learner
 
     Learner.open_history(folder).version(number)  # raises before anything changes
-    version = Learner.rollback(folder, number).history(folder).versions()[-1]
+    version = Learner.rollback(folder, number, backbone).history(folder).versions()[-1]
     out.print(f"version {version.number} is a copy of version {number}")
 
 
@@ -111,13 +120,15 @@ def history_rollback(folder: LearnerFolder, number: Number) -> None:
 def history_gc(
     folder: LearnerFolder,
     keep: Annotated[int, typer.Option(min=1, help="how many of the last versions to keep")],
+    backbone: Backbone = None,
 ) -> None:
     """Drop old versions; their changes are merged into the oldest that is kept."""
     from dosapp.learner.learner import Learner
     from dosapp.runtime.files import lock_folder
 
-    history = Learner.open_history(folder)
-    with lock_folder(folder):
+    history = Learner.open_history(folder, backbone)
+    with lock_folder(folder) as lock:
+        history.begin_writing(lock)
         dropped = history.prune(keep)
     out.print(f"{dropped} version(s) dropped")
 
@@ -127,6 +138,7 @@ def export(
     folder: LearnerFolder,
     target: Annotated[Path, typer.Argument(help="a new folder")],
     kind: Annotated[Literal["pretrained", "onnx"], typer.Option()] = "pretrained",
+    backbone: Backbone = None,
 ) -> None:
     """Write the answering expert for transformers, or as ONNX."""
     from dosapp.learner.export import export as write
@@ -135,5 +147,5 @@ def export(
 
     if kind == "onnx":
         check_extra("an ONNX export", "onnx")
-    write(Learner.load(folder), target, kind)
+    write(Learner.load(folder, backbone), target, kind)
     out.print(f"wrote {target}")

@@ -27,7 +27,7 @@ from dosapp.drills.service_process import (
     zip_session,
 )
 from dosapp.errors import DosappError
-from dosapp.history.history import Version
+from dosapp.history.version import Version
 from dosapp.learner.learner import Learner
 from dosapp.runtime.rng import numpy_rng
 from dosapp.scenario import Scenario

@@ -142,8 +142,10 @@ def run(
             processes = distributed.world_size()
             facts = {"identity": planned.identity, "threads": threads, "processes": processes}
             write_json(folder / "run.json", facts)
-        with lock_folder(ensure_dir(folder / "learner")), _use_threads(threads):
-            return Experiment(planned, learner, folder, callback or RunCallback()).finish()
+        with lock_folder(ensure_dir(folder / "learner")) as lock, _use_threads(threads):
+            experiment = Experiment(planned, learner, folder, callback or RunCallback())
+            experiment.history.begin_writing(lock)
+            return experiment.finish()
 
 
 def forced_folder(planned: Plan, folder: Path) -> Path | None:

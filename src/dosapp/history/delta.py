@@ -11,6 +11,7 @@ changed:
 bits/W is packed too. gone/ has the names of the keys that the new set lacks, in UTF-8, one a line.
 """
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -71,7 +72,11 @@ def compute_delta(
 def apply_delta(
     delta: Mapping[str, Tensor], old: Mapping[str, Tensor], base: BaseTensor = lambda key: None
 ) -> dict[str, Tensor]:
-    """Apply a delta: `apply_delta(compute_delta(new, old), old)` equals `new` bit for bit."""
+    """Apply a delta: `apply_delta(compute_delta(new, old), old)` equals `new` bit for bit.
+
+    Raises:
+        KeyError, IndexError, TypeError, ValueError: It does not fit `old`.
+    """
     result = dict(old)
     if "gone/" in delta:
         for key in bytes(delta["gone/"].tolist()).decode().split("\n"):
@@ -86,6 +91,9 @@ def apply_delta(
             changed = _unpack_bits(delta[f"bits/{_weight_name(key)}"], delta[f"shape/{key}"])
             like = torch.empty(changed.shape, dtype=value.dtype)
             tensor = _tensor_before(key, like, old, base).clone()
+            expected = (tensor.dtype, (int(changed.sum()),))
+            if tensor.shape != changed.shape or (value.dtype, tuple(value.shape)) != expected:
+                raise ValueError(f"the new values of '{key}' do not fit {list(tensor.shape)}")
             tensor[changed] = value
             result[key] = tensor
     return result
@@ -106,5 +114,8 @@ def _pack_bits(mask: Tensor) -> Tensor:
 
 
 def _unpack_bits(bits: Tensor, shape: Tensor) -> Tensor:
-    size = torch.Size(shape.tolist())
-    return torch.from_numpy(np.unpackbits(bits.numpy(), count=size.numel())).bool().view(size)
+    sizes = [int(n) for n in shape.tolist()]
+    count = math.prod(sizes)  # exact, however large
+    if min(sizes, default=0) < 0 or bits.ndim != 1 or len(bits) != -(-count // 8):
+        raise ValueError(f"{bits.numel()} bytes of bits do not have the shape {sizes[:8]}")
+    return torch.from_numpy(np.unpackbits(bits.numpy(), count=count)).bool().view(sizes)

@@ -10,73 +10,43 @@ services read this folder with this code.
 """
 
 import datetime
+import logging
+import re
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from dosapp.errors import CorruptRecordError, DosappError, InputError
-from dosapp.functional.named_tensors import bits_differ, select_prefix
+from dosapp.errors import CorruptRecordError, DosappError, InputError, StorageError
+from dosapp.functional.named_tensors import select_prefix
 from dosapp.history.delta import BaseTensor, apply_delta, compute_delta
-from dosapp.history.record import State, read_facts, read_record, write_record
+from dosapp.history.diff import TensorDiff, diff_states
+from dosapp.history.record import State, compute_checksum, write_record
+from dosapp.history.version import (
+    FORMAT,
+    Version,
+    VersionTensors,
+    read_checkpoint,
+    read_checkpoint_facts,
+    read_version,
+    read_version_facts,
+    version_checksum,
+)
+from dosapp.runtime.files import (
+    FolderLock,
+    file_stamp,
+    list_names,
+    remove_file,
+    remove_temporary_files,
+    rename_file,
+)
 
-FORMAT = 1
-UPGRADES: dict[int, Callable[[State], State]] = {}  # a record of format n → one of format n + 1
+logger = logging.getLogger("dosapp.history")
 
-
-@dataclass(frozen=True)
-class Version:
-    """The description of one version."""
-
-    number: int
-    checksum: str
-    parent: str  # checksum of the version before, "" for the first
-    reason: str
-    created: str
-    size: int  # bytes on disk
-    facts: Mapping[str, Any]  # of the learner: classes, sessions, steps
-    seen: Mapping[str, Any]  # what was measured when it was written
-
-
-@dataclass(frozen=True)
-class TensorDiff:
-    """How far a tensor is from another version of it."""
-
-    name: str  # role/weight
-    entries: int  # that differ
-    of: int
-    distance: float  # L2
-    largest: float  # of an entry
-
-
-def diff_states(new: State, old: State, base: BaseTensor) -> list[TensorDiff]:
-    """The tensors in which two states differ, largest distance first."""
-    diffs = []
-    for name in {**new.tensors, **old.tensors}:
-        after, before = (state.tensors.get(name, base(name)) for state in (new, old))
-        like = before if after is None else after
-        assert like is not None  # one of the states has it
-        now, then = (torch.zeros_like(like) if t is None else t for t in (after, before))
-        if now.shape != then.shape:  # every entry counts as changed
-            now, then = now.double(), torch.zeros_like(now, dtype=torch.float64)
-        differs = bits_differ(now, then)
-        if differs.any():
-            gap = (now.double() - then.double())[differs]
-            distance, largest = float(gap.norm()), float(gap.abs().max())
-            diffs.append(TensorDiff(name, int(differs.sum()), now.numel(), distance, largest))
-    return sorted(diffs, key=lambda diff: -diff.distance)
-
-
-class VersionTensors(NamedTuple):
-    """The tensors of a version, reconstructed from all before it; 0 is before any training."""
-
-    number: int
-    checksum: str
-    tensors: dict[str, Tensor]
+VERSION_NAME = re.compile(r"\d{6,}\.safetensors")
 
 
 class History:
@@ -88,6 +58,7 @@ class History:
 
     Example:
         >>> import tempfile
+        >>> import torch
         >>> from pathlib import Path
         >>> history = History(Path(tempfile.mkdtemp()), lambda key: None)
         >>> history.append(State({"student/w": torch.ones(2)}), State(), "first")
@@ -98,6 +69,8 @@ class History:
         self.folder, self._base = folder, base
         self._head: VersionTensors | None = None
         self._last_read = VersionTensors(0, "", {})
+        self._disk_head: tuple[int, str] | None = None  # as last read or written, if it was
+        self._lock: FolderLock | None = None
         self.has_corrupt_tail = False  # a file after the head cannot be read
 
     @property
@@ -109,9 +82,15 @@ class History:
 
     def exists(self) -> bool:
         """Whether anything was ever written here, even if the checkpoint is missing."""
-        return self._working_path.exists() or bool(self._version_numbers())
+        return self._working_path.name in list_names(self.folder) or bool(self._version_numbers())
 
     # Writing
+
+    def begin_writing(self, lock: FolderLock) -> None:
+        """Check this lock before each commit from now on; remove what killed writers left."""
+        self._lock = lock
+        for folder in (self.folder, self.folder / "versions"):
+            remove_temporary_files(folder)
 
     def append(
         self,
@@ -135,6 +114,7 @@ class History:
             StorageError: Nothing was acknowledged; the head is the version before.
         """
         number, parent, tensors = self._at_head()
+        self._check_writer()
         self._quarantine()
         record = State(
             compute_delta(state.tensors, tensors, self._base),
@@ -149,22 +129,28 @@ class History:
             },
         )
         checksum = write_record(self._version_path(number + 1), record)
-        self._head = VersionTensors(number + 1, checksum, state.clone().tensors)
-        self.checkpoint(state, working)
+        head = VersionTensors(number + 1, checksum, state.clone().tensors)
+        self._check_writer()  # again, because a large version takes a while
+        self._commit(head, state, working)
         return number + 1
 
     def checkpoint(self, state: State, working: State) -> None:
         """Replace the working checkpoint, without a new version."""
-        number, checksum, tensors = self._at_head()
+        head = self._at_head()
+        self._check_writer()
         self._quarantine()
-        delta = compute_delta(state.tensors, tensors, self._base)
+        self._commit(head, state, working)
+
+    def _commit(self, head: VersionTensors, state: State, working: State) -> None:
+        """Write the checkpoint that acknowledges a version."""
+        delta = compute_delta(state.tensors, head.tensors, self._base)
         record = State(
             {f"state/{k}": t for k, t in delta.items()}
             | {f"working/{k}": t for k, t in working.tensors.items()},
             {
                 "format": FORMAT,
-                "version": number,
-                "checksum": checksum,
+                "version": head.number,
+                "checksum": head.checksum,
                 "state": state.facts,
                 "working": working.facts,
             },
@@ -172,9 +158,37 @@ class History:
         )
         try:
             write_record(self._working_path, record)
-        except BaseException:
+        except StorageError as error:
             self._head = None  # a version that was not acknowledged is not continued
+            if not self._is_on_disk(record):
+                raise
+            # It was renamed, then flushing the folder failed: a restart would find it.
+            logger.warning("version %d is written, but see to the disk: %s", head.number, error)
+        except BaseException:
+            self._head = None
             raise
+        self._head, self._disk_head = head, (head.number, head.checksum)
+
+    def _is_on_disk(self, record: State) -> bool:
+        """Whether the checkpoint on disk is this one."""
+        try:
+            return read_checkpoint_facts(self._working_path)[1] == compute_checksum(record)
+        except (CorruptRecordError, StorageError):
+            return False
+
+    def _check_writer(self) -> None:
+        """Raise a `StorageError` if another process may have written since the head was read."""
+        if self._lock is not None:
+            self._lock.check()
+        try:
+            head = self.head_id
+        except CorruptRecordError:  # nothing there that a commit could lose
+            return
+        if self._disk_head is not None and head != self._disk_head:
+            raise StorageError(
+                f"'{self.folder}' was written by another process, which made version {head[0]}; "
+                "nothing was changed, restart this process"
+            )
 
     def prune(self, keep: int) -> int:
         """Delete all but the last versions.
@@ -188,22 +202,24 @@ class History:
         Returns:
             The number of deleted versions.
         """
+        self._check_writer()
         numbers = self._acknowledged_numbers()
         first = numbers[-max(1, keep) :][0] if numbers else 0
         if first > self._first_standalone():
             version = self._reconstruct(first)
-            record, _ = self._read(self._version_path(first))
+            record, _ = read_version(self._version_path(first))
             facts = {**record.facts, "parent": "", "stands_for": version.checksum}
             delta = compute_delta(version.tensors, {}, self._base)
             write_record(self._version_path(first), State(delta, facts))
         deleted = [number for number in self._version_numbers() if number < first]
         for number in deleted:
-            self._version_path(number).unlink()
+            remove_file(self._version_path(number))
         return len(deleted)
 
     def reset(self) -> None:
         """Quarantine all versions and start again from none."""
         self._head, self.has_corrupt_tail = VersionTensors(0, "", {}), True
+        self._disk_head = self._read_disk_head()
         self._quarantine()
 
     def _quarantine(self) -> None:
@@ -212,22 +228,22 @@ class History:
             for number in self._version_numbers():
                 if number > self._head.number:
                     path = self._version_path(number)
-                    path.replace(path.with_name(path.name + ".damaged"))
+                    rename_file(path, path.with_name(path.name + ".damaged"))
             self.has_corrupt_tail = False
 
     # Reading
 
     def resume(self) -> tuple[State, State]:
         """The state and the working state exactly as they were at the last checkpoint."""
-        record, _ = self._read(self._working_path)
+        record, _ = read_checkpoint(self._working_path)
         head = self._reconstruct(record.facts["version"])
         if head.checksum != record.facts["checksum"]:
             raise CorruptRecordError(
                 f"'{self._working_path}' continues from a version {head.number} that was replaced"
             )
-        self._head = head
+        self._head, self._disk_head = head, (head.number, head.checksum)
         delta = select_prefix("state/", record.tensors)
-        tensors = apply_delta(delta, head.tensors, self._base)
+        tensors = self._apply(delta, head.tensors, self._working_path)
         working = State(select_prefix("working/", record.tensors), record.facts["working"])
         return State(tensors, record.facts["state"]), working
 
@@ -236,17 +252,21 @@ class History:
 
         Returns:
             Its number and state, or None. Files after it are quarantined by the next write.
+
+        Raises:
+            StorageError: A file cannot be read now. It may be intact, so nothing is quarantined.
         """
         number = self._first_standalone() - 1
         while True:
             try:
                 self._reconstruct(number + 1)
                 number += 1
-            except DosappError:
+            except CorruptRecordError:
                 break
         if number < self._first_standalone():
             return None
         self._head, self.has_corrupt_tail = self._reconstruct(number), True
+        self._disk_head = self._read_disk_head()
         return number, State(self._head.tensors, dict(self._describe(number).facts))
 
     @property
@@ -259,8 +279,15 @@ class History:
         """Number and checksum of the head: after a recovery a number can be reused."""
         if not self.exists():
             return 0, ""
-        facts, _ = self._read_facts(self._working_path)
+        facts, _ = read_checkpoint_facts(self._working_path)
         return facts["version"], facts["checksum"]
+
+    def _read_disk_head(self) -> tuple[int, str] | None:
+        """The head by the checkpoint on disk; None if it cannot be read."""
+        try:
+            return self.head_id
+        except CorruptRecordError:
+            return None
 
     @property
     def oldest(self) -> int:
@@ -301,34 +328,67 @@ class History:
 
     def _describe(self, number: int) -> Version:
         path = self._version_path(number)
-        facts, checksum = self._read_facts(path)
-        try:
-            size = path.stat().st_size
-        except FileNotFoundError as error:  # pruned since its facts were read
-            raise CorruptRecordError(f"'{path}' does not exist") from error
+        facts, checksum = read_version_facts(path)
+        stamp = file_stamp(path)
+        if stamp is None:  # pruned since its facts were read
+            raise CorruptRecordError(f"'{path}' does not exist")
         return Version(
             facts["number"],
-            _version_checksum(facts, checksum),
+            version_checksum(facts, checksum),
             facts["parent"],
             facts["reason"],
             facts["created"],
-            size,
+            stamp[1],
             facts["facts"],
             facts.get("seen", {}),
         )
 
+    def find_problems(self, check: Callable[[Mapping[str, Tensor], Path], None]) -> list[str]:
+        """Read every version and the checkpoint, and return a sentence for each that is damaged.
+
+        Args:
+            check: Raises if the tensors of a version, in a file, cannot be used.
+        """
+        problems: list[str] = []
+
+        def attempt(read: Callable[[], object]) -> bool:
+            try:
+                read()
+            except DosappError as error:
+                if str(error) not in problems:
+                    problems.append(str(error))
+                return False
+            return True
+
+        def check_version(number: int) -> None:
+            check(self._reconstruct(number).tensors, self._version_path(number))
+
+        def check_checkpoint() -> None:
+            check(self.resume()[0].tensors, self._working_path)
+
+        for number in self._acknowledged_numbers():
+            if not attempt(partial(check_version, number)):  # perhaps because of one before it
+                attempt(partial(read_version, self._version_path(number)))
+        attempt(check_checkpoint)
+        return problems
+
+    def numbers_up_to(self, head: int) -> list[int]:
+        """The versions that a head rests on, as far as they are there."""
+        first = self._first_standalone()
+        return [number for number in self._version_numbers() if first <= number <= head]
+
     def _version_numbers(self) -> list[int]:
         """Of all version files."""
-        return sorted(int(p.stem) for p in (self.folder / "versions").glob("*.safetensors"))
+        names = list_names(self.folder / "versions")
+        return sorted(int(name[:-12]) for name in names if VERSION_NAME.fullmatch(name))
 
     def _acknowledged_numbers(self) -> list[int]:
         """Of the versions up to the head."""
-        first, numbers = self._first_standalone(), self._version_numbers()
-        try:
-            head = self.head
-        except CorruptRecordError:  # `recover` will take the newest version that can be read
-            head = max(numbers, default=0)
-        return [number for number in numbers if first <= number <= head]
+        found = self._read_disk_head()
+        # Without one, `recover` will take the newest version that can be read.
+        return self.numbers_up_to(
+            max(self._version_numbers(), default=0) if not found else found[0]
+        )
 
     def _check_number(self, number: int) -> None:
         numbers = self._acknowledged_numbers()
@@ -338,9 +398,8 @@ class History:
 
     def _at_head(self) -> VersionTensors:
         if self._head is None:
-            self._remove_temporary_files()
             if not self.exists():
-                self._head = VersionTensors(0, "", {})
+                self._head, self._disk_head = VersionTensors(0, "", {}), (0, "")
                 return self._head
             try:
                 self.resume()
@@ -349,12 +408,6 @@ class History:
                     raise
         assert self._head is not None
         return self._head
-
-    def _remove_temporary_files(self) -> None:
-        """Delete what a killed writer left half-written."""
-        for folder in (self.folder, self.folder / "versions"):
-            for path in folder.glob(".*.safetensors.*"):
-                path.unlink()
 
     def _reconstruct(self, number: int) -> VersionTensors:
         """Apply versions 1 … `number` to the base; each must name its parent's checksum.
@@ -367,53 +420,40 @@ class History:
             last = VersionTensors(first - 1, "", {})
         _, parent, tensors = last
         for n in range(last.number + 1, number + 1):
-            record, checksum = self._read(self._version_path(n))
+            path = self._version_path(n)
+            record, checksum = read_version(path)
             if record.facts["parent"] != parent:
-                raise CorruptRecordError(
-                    f"'{self._version_path(n)}' does not follow the version before it"
-                )
-            tensors = apply_delta(record.tensors, tensors, self._base)
-            parent = _version_checksum(record.facts, checksum)
+                raise CorruptRecordError(f"'{path}' does not follow the version before it")
+            tensors = self._apply(record.tensors, tensors, path)
+            parent = version_checksum(record.facts, checksum)
         self._last_read = VersionTensors(number, parent, tensors)
         return self._last_read
 
     def _was_replaced(self, version: VersionTensors) -> bool:
         """By a writer that has recovered an earlier head."""
-        facts, checksum = self._read_facts(self._version_path(version.number))
-        return _version_checksum(facts, checksum) != version.checksum
+        facts, checksum = read_version_facts(self._version_path(version.number))
+        return version_checksum(facts, checksum) != version.checksum
 
     def _first_standalone(self) -> int:
-        """The newest version that holds all changes before it; 1 if none was pruned."""
-        for number in reversed(self._version_numbers()):
+        """The newest version that holds all changes before it; else the oldest one."""
+        numbers = self._version_numbers()
+        for number in reversed(numbers):
             try:
-                if "stands_for" in self._read_facts(self._version_path(number))[0]:
+                if "stands_for" in read_version_facts(self._version_path(number))[0]:
                     return number
             except CorruptRecordError:  # reported when it is read
                 continue
-        return 1
+        return min(numbers, default=1)
 
-    # Formats
-
-    def _read(self, path: Path) -> tuple[State, str]:
-        record, checksum = read_record(path)
-        return _upgrade(record, path), checksum
-
-    def _read_facts(self, path: Path) -> tuple[dict[str, Any], str]:
-        facts, checksum = read_facts(path)
-        return _upgrade(State({}, facts), path).facts, checksum
-
-
-def _version_checksum(facts: Mapping[str, Any], checksum: str) -> str:
-    """The checksum by which its children know a version, also after pruning."""
-    known: str = facts.get("stands_for", checksum)
-    return known
-
-
-def _upgrade(record: State, path: Path) -> State:
-    """Convert a record of an older format."""
-    while record.facts.get("format") != FORMAT:
-        version = record.facts.get("format")
-        if version not in UPGRADES:
-            raise InputError(f"'{path}' has format {version}; this dosapp reads format {FORMAT}")
-        record = UPGRADES[version](record)
-    return record
+    def _apply(
+        self, delta: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path
+    ) -> dict[str, Tensor]:
+        """Apply the delta of a file, whose content is not trusted."""
+        try:
+            return apply_delta(delta, tensors, self._base)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise CorruptRecordError(
+                f"'{path}' holds a change that does not fit the version before it ({error})"
+            ) from error
+        except MemoryError as error:
+            raise StorageError(f"there is not enough memory to read '{path}'; free some") from error

@@ -5,18 +5,20 @@ Nothing is pickled, so reading a record cannot execute code.
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from dosapp.errors import CorruptRecordError, StorageError
-from dosapp.runtime.files import write_bytes
+from dosapp.runtime.files import read_start, write_bytes
+
+MAX_HEADER = 100_000_000  # bytes, the limit of safetensors
+HEADER_GUESS = 1 << 16  # bytes, enough for most headers
 
 
 @dataclass
@@ -46,38 +48,82 @@ def write_record(path: Path, state: State) -> str:
     """Write a record atomically and return its checksum."""
     checksum = compute_checksum(state)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
-    header = {"facts": json.dumps(state.facts), "sha256": checksum}
+    facts = json.dumps(state.facts)
+    header = {"facts": facts, "sha256": checksum, "facts_sha256": _hash_text(facts)}
     write_bytes(path, save(tensors, header), state.private)
     return checksum
 
 
 def read_record(path: Path) -> tuple[State, str]:
-    """Read a record and verify its checksum, which is returned with it."""
-    facts, checksum, tensors = _read_file(path, with_tensors=True)
-    state = State(tensors, facts)
-    if compute_checksum(state) != checksum:
-        raise CorruptRecordError(
-            f"'{path}' was changed after it was written: its checksum does not match"
-        )
+    """Read a record and verify its checksum, which is returned with it.
+
+    Raises:
+        CorruptRecordError: It is missing, torn or changed.
+        StorageError: It cannot be read now; it may be intact.
+    """
+    data, size = _read(path)
+    facts, checksum = _read_header(path, data, size)
+    try:
+        state = State(load(data), facts)
+        is_intact = compute_checksum(state) == checksum
+    except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise _torn(path, error) from error
+    except MemoryError as error:
+        raise StorageError(f"there is not enough memory to read '{path}'; free some") from error
+    if not is_intact:
+        raise _changed(path)
     return state, checksum
 
 
 def read_facts(path: Path) -> tuple[dict[str, Any], str]:
     """The facts of a record and its recorded checksum, without reading any tensor."""
-    facts, checksum, _ = _read_file(path, with_tensors=False)
+    limit = HEADER_GUESS
+    while True:
+        data, size = _read(path, limit)
+        limit = 8 + int.from_bytes(data[:8], "little")
+        if limit <= len(data) or len(data) == size:
+            return _read_header(path, data, size)
+        if limit > MAX_HEADER:
+            raise _torn(path, f"its header would have {limit} bytes")
+
+
+def _read(path: Path, limit: int | None = None) -> tuple[bytes, int]:
+    try:
+        return read_start(path, limit)
+    except FileNotFoundError as error:
+        raise CorruptRecordError(f"'{path}' does not exist") from error
+
+
+def _read_header(path: Path, data: bytes, size: int) -> tuple[dict[str, Any], str]:
+    """Facts and recorded checksum, from the first bytes of a safetensors file of some size."""
+    try:
+        first = 8 + int.from_bytes(data[:8], "little")  # where the tensors begin
+        tensors = json.loads(data[8:first])
+        header = tensors.pop("__metadata__")
+        if size != first + max((t["data_offsets"][1] for t in tensors.values()), default=0):
+            raise ValueError(f"it has {size} bytes")
+        text, checksum = header["facts"], header["sha256"]
+        # Records of before 0.3 have no checksum of the facts alone.
+        is_intact = header.get("facts_sha256", _hash_text(text)) == _hash_text(text)
+        facts = json.loads(text)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _torn(path, error) from error
+    if not is_intact:
+        raise _changed(path)
+    if not isinstance(facts, dict) or not isinstance(checksum, str):
+        raise _torn(path, "its facts are not an object")
     return facts, checksum
 
 
-def _read_file(path: Path, with_tensors: bool) -> tuple[dict[str, Any], str, dict[str, Tensor]]:
-    if path.exists() and not os.access(path, os.R_OK):  # intact, but of another user
-        raise StorageError(f"'{path}' cannot be read by this user; ask its owner for access")
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            names = file.keys() if with_tensors else ()
-            tensors = {name: file.get_tensor(name) for name in names}
-        return json.loads(header["facts"]), header["sha256"], tensors
-    except FileNotFoundError as error:
-        raise CorruptRecordError(f"'{path}' does not exist") from error
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
-        raise CorruptRecordError(f"'{path}' is torn or not a record of dosapp ({error})") from error
+def _hash_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _torn(path: Path, reason: object) -> CorruptRecordError:
+    return CorruptRecordError(f"'{path}' is torn or not a record of dosapp ({reason})")
+
+
+def _changed(path: Path) -> CorruptRecordError:
+    return CorruptRecordError(
+        f"'{path}' was changed after it was written: its checksum does not match"
+    )

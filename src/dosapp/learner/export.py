@@ -7,8 +7,6 @@ onnx         the image tower as `image.onnx`, features of the classes as `classe
 
 import json
 import logging
-import shutil
-import tempfile
 import warnings
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from dosapp.errors import InputError, unknown_name
 from dosapp.heads.base import Head, HeadExpert
 from dosapp.learner.learner import Learner
 from dosapp.runtime.extras import check_extra
+from dosapp.runtime.new_folder import new_folder
 
 KINDS = ("pretrained", "onnx")
 
@@ -41,8 +40,6 @@ def export(learner: Learner, folder: Path, kind: str = "pretrained") -> None:
         raise unknown_name("kind of export", kind, KINDS)
     if not learner.classes:
         raise InputError("the learner knows no classes yet; train a session before exporting it")
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"'{folder}' is not empty; export to a new folder")
     name, expert = learner.answering_expert
     head = expert.head if isinstance(expert, HeadExpert) else None
     if isinstance(expert, HeadExpert):
@@ -57,10 +54,7 @@ def export(learner: Learner, folder: Path, kind: str = "pretrained") -> None:
             f"this learner predicts with a head of its {learner.settings.method}, which a "
             "transformers model does not have; export it with --kind onnx"
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        export_folder = Path(scratch) / "export"
-        export_folder.mkdir()
+    with new_folder(folder) as export_folder:
         if kind == "pretrained":
             expert.save(export_folder)
         else:
@@ -69,9 +63,6 @@ def export(learner: Learner, folder: Path, kind: str = "pretrained") -> None:
                 head.score(texts, texts)  # solved here, not in the graph
             _write_onnx(_ImageModel(expert, head, texts), expert.image_size, export_folder)
         _write_classes(learner, expert, export_folder, is_logits=head is not None)
-        if folder.exists():
-            folder.rmdir()
-        shutil.move(export_folder, folder)
 
 
 def _write_classes(learner: Learner, expert: Expert, folder: Path, is_logits: bool) -> None:

@@ -460,19 +460,21 @@ class Learner:
         """
         folder = Path(folder)
         check_folder(self, folder)
-        with lock_folder(ensure_dir(folder)):
+        with lock_folder(ensure_dir(folder)) as lock:
             write_description(self, folder)
-            self.history(folder).append(self.state(), self.working_state(), reason)
+            history = self.history(folder)
+            history.begin_writing(lock)
+            history.append(self.state(), self.working_state(), reason)
 
     @classmethod
     def load(
-        cls, folder: Path | str, backbone: Backbone | None = None, device: str = "cpu"
+        cls, folder: Path | str, backbone: Backbone | str | None = None, device: str = "cpu"
     ) -> "Learner":
         """Load a saved learner: the same predictions, and the same next step from the same batch.
 
         Args:
             folder: Where it was saved.
-            backbone: The backbone before any training, if it is loaded already.
+            backbone: The backbone before any training, if it is loaded already or has moved.
             device: Where it computes; it may have been trained on another.
 
         Returns:
@@ -486,22 +488,21 @@ class Learner:
     def open(
         cls,
         folder: Path,
-        backbone: Backbone | None = None,
+        backbone: Backbone | str | None = None,
         device: str = "cpu",
         trainable: bool = True,
     ) -> "Learner":
         """The learner of a folder before any training; `at` gives it at a saved state."""
         description = LearnerDescription.read(folder)
-        pretrained = PretrainedBackbone(description.backbone, description.fingerprint, backbone)
+        pretrained = description.pretrained(backbone)
         unshared = list(pretrained.backbone.weights()) if trainable else []
         settings = description.learner_settings(folder, device)
         return cls(settings, pretrained.backbone.shared_copy(unshared=unshared), pretrained)
 
     @classmethod
-    def open_history(cls, folder: Path) -> History:
+    def open_history(cls, folder: Path, backbone: str | None = None) -> History:
         """The versions of a learner's folder; its backbone is loaded only if it is needed."""
-        description = LearnerDescription.read(folder)
-        pretrained = PretrainedBackbone(description.backbone, description.fingerprint)
+        pretrained = LearnerDescription.read(folder).pretrained(backbone)
         return History(folder, pretrained.initial_tensor)
 
     def history(self, folder: Path) -> History:
@@ -510,22 +511,23 @@ class Learner:
 
     @classmethod
     def rollback(
-        cls, folder: Path | str, number: int, backbone: Backbone | None = None
+        cls, folder: Path | str, number: int, backbone: Backbone | str | None = None
     ) -> "Learner":
         """Append an old version as a new one, so that nothing is lost.
 
         Args:
             folder: The folder of a learner.
             number: The version to go back to.
-            backbone: The backbone before any training, if it is loaded already.
+            backbone: The backbone before any training, if it is loaded already or has moved.
 
         Returns:
             The learner at that version, with the replayed images of its classes.
         """
         folder = Path(folder)
         learner = cls.open(folder, backbone, trainable=False)
-        with lock_folder(folder):
+        with lock_folder(folder) as lock:
             history = learner.history(folder)
+            history.begin_writing(lock)
             state, working = load_latest(history)
             if working is not None and not is_own_checkpoint(working):
                 raise InputError(

@@ -1,21 +1,25 @@
 """A learner's state as tensors and facts, and the description in its folder."""
 
+import hashlib
+import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone
+from dosapp.backbones.pretrained import PretrainedBackbone
 from dosapp.data.base import Prompts
 from dosapp.errors import CorruptRecordError, InputError
 from dosapp.functional.named_tensors import select_prefix
 from dosapp.history.history import History
 from dosapp.history.record import State
 from dosapp.methods.registry import rename_options
-from dosapp.runtime.files import read_json, write_json
+from dosapp.runtime.files import read_json, refuse_links, write_json
 from dosapp.settings import LearnerSettings
 from dosapp.student.selection import Selection
 
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
     from dosapp.learner.learner import Learner
 
 FORMAT = 1  # of learner.json
+ROLES = ("student", "method", "caution", "head", "mask")  # beside those of copies
+KEYS = {"format", "settings", "fingerprint", "stores_images", "sha256"}
 
 
 @dataclass(frozen=True)
@@ -34,28 +40,50 @@ class LearnerDescription:
 
     @classmethod
     def read(cls, folder: Path) -> "LearnerDescription":
-        """Read the description of the learner in a folder."""
+        """Read the description of the learner in a folder, which must have no links in it.
+
+        Raises:
+            InputError: There is no learner, a link, or a format of a newer version.
+            CorruptRecordError: The description was changed after it was written.
+        """
         path = folder / "learner.json"
+        refuse_links(folder)
         if not path.exists():
             inner = folder / "learner"
             hint = f"; try '{inner}'" if (inner / "learner.json").exists() else ""
             raise InputError(f"'{folder}' holds no learner: there is no learner.json in it{hint}")
-        values: dict[str, Any] = read_json(path)
+        values = read_json(path)
+        if not isinstance(values, dict):
+            raise CorruptRecordError(f"'{path}' does not describe a learner")
         if values.get("format") != FORMAT:
             raise InputError(
                 f"'{folder}' has format {values.get('format')}; this dosapp reads {FORMAT}"
             )
-        return cls(values["settings"], values["fingerprint"])
+        # Before 0.3 there was no checksum.
+        if values.get("sha256", _compute_checksum(values)) != _compute_checksum(values):
+            raise CorruptRecordError(
+                f"'{path}' was changed after it was written: its checksum does not match"
+            )
+        settings, fingerprint = values.get("settings"), values.get("fingerprint")
+        if not isinstance(settings, dict) or not isinstance(fingerprint, str) or set(values) - KEYS:
+            raise CorruptRecordError(f"'{path}' does not describe a learner")
+        if not isinstance(settings.get("backbone"), str):
+            raise CorruptRecordError(f"'{path}' names no backbone")
+        return cls(settings, fingerprint)
 
     def learner_settings(self, folder: Path, device: str) -> LearnerSettings:
         """The settings on a device; settings added since then have their defaults."""
         return LearnerSettings.parse({**self.settings, "device": device}, str(folder))
 
-    @property
-    def backbone(self) -> str:
-        """The name of the backbone."""
-        name: str = self.settings["backbone"]
-        return name
+    def pretrained(self, backbone: Backbone | str | None = None) -> PretrainedBackbone:
+        """The backbone before any training; its fingerprint is checked when it is loaded.
+
+        Args:
+            backbone: A loaded one, or another name or folder than the learner was created with.
+        """
+        name: str = backbone if isinstance(backbone, str) else self.settings["backbone"]
+        given = None if isinstance(backbone, str) else backbone
+        return PretrainedBackbone(name, self.fingerprint, given)
 
 
 def write_description(learner: "Learner", folder: Path) -> None:
@@ -67,7 +95,13 @@ def write_description(learner: "Learner", folder: Path) -> None:
         "fingerprint": learner.fingerprint,
         "stores_images": learner.stores_images,
     }
-    write_json(folder / "learner.json", facts)
+    write_json(folder / "learner.json", {**facts, "sha256": _compute_checksum(facts)})
+
+
+def _compute_checksum(values: Mapping[str, Any]) -> str:
+    """Of everything in a description but the checksum itself."""
+    facts = {name: value for name, value in values.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def check_folder(learner: "Learner", folder: Path) -> None:
@@ -97,7 +131,9 @@ def load_latest(history: History) -> tuple[State, State | None]:
     except CorruptRecordError as error:
         recovered = history.recover()
         if recovered is None:
-            raise
+            raise CorruptRecordError(
+                f"{error}; no version can be read without it, so restore a backup (dosapp restore)"
+            ) from error
         number, state = recovered
         warnings.warn(
             f"{error}; continuing from version {number}, the last readable one", stacklevel=2
@@ -156,7 +192,69 @@ def capture_working_state(learner: "Learner") -> State:
 
 
 def restore_state(learner: "Learner", state: State, working: State | None = None) -> None:
-    """Set a learner to a captured state, from whatever device it was captured."""
+    """Set a learner to a captured state, from whatever device it was captured.
+
+    Raises:
+        CorruptRecordError: The state is not one of this learner; the learner cannot be used then.
+    """
+    _check_state(learner, state)
+    try:
+        _restore(learner, state, working)
+    except (
+        AssertionError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:
+        # The record has a right checksum, but was not written by a learner with these settings.
+        raise CorruptRecordError(
+            f"the stored state does not fit the learner ({type(error).__name__}: {error}); "
+            "restore a backup"
+        ) from error
+
+
+def _check_state(learner: "Learner", state: State) -> None:
+    """Raise a `CorruptRecordError` if weights are of another model, infinite or not numbers."""
+    facts = state.facts
+    if not all(isinstance(name, str) for name in facts.get("classes", [None])) or not all(
+        isinstance(facts.get(name), int) for name in ("sessions", "steps")
+    ):
+        raise CorruptRecordError("the stored state has no valid classes, sessions and steps")
+    weights, copies = learner.student.backbone.weights(), _list_copies(learner)
+    for key, tensor in state.tensors.items():
+        role, name = _split_role(key, copies)
+        if role not in {*ROLES, *copies}:
+            raise CorruptRecordError(f"the stored state has a tensor '{key}' of unknown use")
+        if role == "student" or role in copies:
+            if name not in weights or weights[name].shape != tensor.shape:
+                raise CorruptRecordError(
+                    f"the stored state has '{key}' of shape {list(tensor.shape)}, which the "
+                    "learner's backbone does not have"
+                )
+            if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
+                raise CorruptRecordError(
+                    f"the stored state has values in '{key}' that are infinite or not numbers, so "
+                    "it is not used; roll back to an earlier version, or restore a backup"
+                )
+
+
+def is_weight(key: str) -> bool:
+    """Whether a tensor of a state is a weight of the student or of a copy of it."""
+    return key.partition("/")[0] not in ROLES[1:]
+
+
+def _split_role(key: str, copies: Mapping[str, Backbone]) -> tuple[str, str]:
+    """`student/x` → student, x; the role of a copy may have slashes itself."""
+    for role in copies:
+        if key.startswith(f"{role}/"):
+            return role, key.removeprefix(f"{role}/")
+    role, _, name = key.partition("/")
+    return role, name
+
+
+def _restore(learner: "Learner", state: State, working: State | None) -> None:
     student, method, facts = learner.student, learner.method, state.facts
     student.text_head.clear()
     for name in facts["classes"]:

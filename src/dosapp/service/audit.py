@@ -2,11 +2,12 @@
 
 import datetime
 import json
-import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from dosapp.runtime.files import append_bytes, read_bytes
 
 
 class Audit:
@@ -20,21 +21,21 @@ class Audit:
         """Append one line and flush it to disk.
 
         Raises:
-            OSError: The file cannot be written.
+            StorageError: The file cannot be written.
         """
         when = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         entry = {"when": when, "who": caller, "what": event, **details}
-        with self._lock, self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with self._lock:
+            append_bytes(self.path, (json.dumps(entry, ensure_ascii=False) + "\n").encode())
 
     def last(self, count: int = 100) -> list[dict[str, Any]]:
         """Read the last entries; a line that was cut off by a crash is left out."""
-        if not self.path.exists():
+        try:
+            text = read_bytes(self.path).decode(errors="replace")
+        except FileNotFoundError:
             return []
         entries = []
-        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]:
+        for line in text.splitlines()[-count:]:
             try:
                 entries.append(json.loads(line))
             except ValueError:

@@ -220,7 +220,8 @@ class LearningService(Service):
         self, folder: Path, settings: ServiceSettings | None = None, canary: Canary | None = None
     ) -> None:
         super().__init__(folder, settings, canary)
-        learner = Learner.open(folder, device=self.settings.device, trainable=False)
+        place = self.settings.backbone
+        learner = Learner.open(folder, place, self.settings.device, trainable=False)
         if learner.method.stores_data:
             raise InputError(
                 f"the method of '{folder}' stores images of the stream, which a service never "
@@ -255,7 +256,7 @@ class LearningService(Service):
         caller = str(details.get("who", "guard"))
         try:
             self.audit.write(event, caller, {k: v for k, v in details.items() if k != "who"})
-        except OSError as error:  # a full disk must not stop the writer
+        except DosappError as error:  # a full disk must not stop the writer
             logger.warning("the audit log cannot be written: %s", error)
 
     def start(self) -> None:
@@ -420,7 +421,8 @@ class Replica(Service):
 
     def __init__(self, folder: Path, settings: ServiceSettings | None = None) -> None:
         super().__init__(folder, settings)
-        self._learner = Learner.open(folder, device=self.settings.device, trainable=False)
+        place = self.settings.backbone
+        self._learner = Learner.open(folder, place, self.settings.device, trainable=False)
         self.history = self._learner.history(folder)
         self.uploads = UploadDecoder(self._learner.preprocess, self.settings)
         self._head = (0, "")  # number and checksum of the version that is published
@@ -484,8 +486,10 @@ def open_service(
         InputError: The folder holds no learner, or one that cannot be served.
     """
     check_learner(folder)
-    with contextlib.nullcontext() if follow else lock_folder(folder):
+    with contextlib.nullcontext() if follow else lock_folder(folder) as lock:
         service = Replica(folder, settings) if follow else LearningService(folder, settings, canary)
+        if lock is not None:
+            service.history.begin_writing(lock)
         with run_service(service):
             yield service
 

@@ -77,6 +77,9 @@ class ServiceSettings(Settings):
     max_rate: float = Field(0.0, ge=0, description="requests per second of a caller; 0: no limit")
     max_classes: int = Field(10_000, ge=1, description="classes in all")
     session_folder: Path | None = Field(None, description="folder of sessions on the server")
+    backbone: str | None = Field(
+        None, description="where the learner's backbone is now, if it has moved"
+    )
     device: str = Field("cpu", description="cpu, cuda, mps or auto")
     threads: int | None = Field(None, ge=1, description="of torch [half of the cores]")
     log_format: Literal["text", "json"] = Field("text", description="lines of the log on stderr")

@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from dosapp.errors import InputError
-from dosapp.history.history import Version
+from dosapp.history.version import Version
 from dosapp.service.http.auth import PredictCaller, RequireRole, TeachCaller
 from dosapp.service.http.requests import ThreadPools, content_type, read_form, read_json
 from dosapp.service.http.schemas import (
