@@ -194,7 +194,10 @@ class TestPredict:
             go.wait(60)
             return number
 
-        with served(folder, max_requests=2) as service, connect(build_app(service)) as client:
+        with (
+            served(folder, max_caller_requests=2) as service,
+            connect(build_app(service)) as client,
+        ):
             monkeypatch.setattr(service, "rollback", slow)
 
             def order() -> None:
@@ -204,17 +207,20 @@ class TestPredict:
             for one in going:
                 one.start()
                 assert begun.acquire(timeout=60)
-            refused = client.get("/health")
+            refused = client.get("/classes")
+            alive = [client.get(path).status_code for path in ("/health", "/ready")]
+            frozen = client.post("/freeze").status_code
             go.set()
             for one in going:
                 one.join()
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
             assert refused.json() == {
-                "error": "2 requests at once are the limit",
+                "error": "2 requests of one caller at once are the limit",
                 "request_id": refused.headers["x-request-id"],
             }
             assert codes == [200, 200]
-            assert client.get("/health").status_code == 200
+            assert [*alive, frozen] == [200, 200, 200]
+            assert client.get("/classes").status_code == 200
 
     def test_a_full_queue_answers_429_at_once(self, folder, scenario) -> None:
         with served(folder, max_queue=4) as service:
@@ -236,7 +242,7 @@ class TestPredict:
             client.post("/learn", files={"archive": b""})
             client.get("/versions")
             names = {re.sub(r"_\d+$", "", t.name) for t in set(threading.enumerate()) - before}
-            assert names >= {"reader", "writer", "decoder", "session decoder", "waiter"}
+            assert names >= {"reader", "writer", "decoder", "session decoder", "history reader"}
         wait_until(lambda: not set(threading.enumerate()) - before)
 
     def test_too_many_requests_of_one_caller(self, folder) -> None:

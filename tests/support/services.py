@@ -60,12 +60,12 @@ def serve_at_port(service: Service) -> Iterator[str]:
     import uvicorn
 
     from dosapp.service.http.app import build_app
+    from dosapp.service.http.connections import make_config
 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()  # early requests wait
-        config = uvicorn.Config(build_app(service), log_level="warning", ws="none", lifespan="off")
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(make_config(build_app(service), service.settings))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:

@@ -2,17 +2,17 @@
 
 import logging
 import os
-import queue
 import threading
-import time
+from collections import Counter
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from dosapp.errors import BusyError, DosappError
 from dosapp.learner.learner import Learner, Prediction
+from dosapp.service.fair_queue import FairQueue
 from dosapp.service.settings import ServiceSettings
 
 logger = logging.getLogger("dosapp.service.reader")
@@ -34,24 +34,38 @@ class Answer:
     predictions: list[Prediction]
 
 
-@dataclass(frozen=True)
+@dataclass
 class PendingPrediction:
     """Images waiting for their predictions."""
 
+    caller: str
     pixels: Tensor  # uint8 [n, 3, H, W]
     top: int
-    answer: "Future[Answer]"
+    answer: "Future[Answer]" = field(default_factory=Future)
+    published: Published | None = None  # answers all of it, from its first image on
+    predictions: list[Prediction] = field(default_factory=list)
+
+    @property
+    def remaining(self) -> int:
+        """Number of images without a prediction."""
+        return len(self.pixels) - len(self.predictions)
 
 
 class Reader:
-    """One thread that predicts for all requests with the version that is published."""
+    """One thread that predicts for all requests with the version that is published.
+
+    Callers take turns: a batch has an equal part for each that waits, so a request of many images
+    is answered in several batches, all by one version.
+    """
 
     def __init__(self, published: Published, settings: ServiceSettings) -> None:
         self.published = published  # replaced as a whole, so a batch sees one version
         self.settings = settings
         self.waiting = 0  # images
-        self._requests: queue.SimpleQueue[PendingPrediction | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._waiting_of: Counter[str] = Counter()  # callers
+        self._queue: FairQueue[PendingPrediction] = FairQueue()
+        self._condition = threading.Condition()
+        self._is_closing = self._has_begun = False  # the last: some request is partly answered
         self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
 
     def start(self) -> None:
@@ -67,70 +81,112 @@ class Reader:
         """Whether more images wait than the next batch takes."""
         return self.waiting > self.settings.batch_size
 
-    def submit(self, pixels: Tensor, top: int = 5) -> "Future[Answer]":
+    def submit(self, pixels: Tensor, top: int = 5, caller: str = "") -> "Future[Answer]":
         """Queue images `uint8 [n, 3, H, W]` for prediction.
 
         Raises:
-            BusyError: Too many images wait already.
+            BusyError: Too many images wait already, of this caller or of all.
         """
-        with self._lock:
-            if self.waiting + len(pixels) > max(self.settings.max_queue, len(pixels)):
+        request, count = PendingPrediction(caller, pixels, top), len(pixels)
+        with self._condition:
+            own, most = self._waiting_of[caller], self.settings.max_caller_queue
+            if own + count > max(most, count):
+                raise BusyError(f"{own} images of '{caller}' wait for an answer; try again later")
+            # A caller without waiting images is let in although others have filled the queue.
+            if (own or not self._waiting_of) and self.waiting + count > max(
+                self.settings.max_queue, count
+            ):
                 raise BusyError(f"{self.waiting} images wait for an answer; try again later")
-            self.waiting += len(pixels)
-        request = PendingPrediction(pixels, top, Future())
-        self._requests.put(request)
+            self.waiting += count
+            self._waiting_of[caller] += count
+            self._queue.put(caller, request)
+            self._condition.notify()
         return request.answer
 
     def close(self) -> None:
         """Answer the requests that wait, then end the thread."""
-        self._requests.put(None)
+        with self._condition:
+            self._is_closing = True
+            self._condition.notify()
         self._thread.join()
 
     def _run(self) -> None:
         torch.set_num_threads(thread_count(self.settings))
-        is_open = True
-        while is_open:
-            batch: list[PendingPrediction] = []
-            deadline = 0.0
-            while sum(len(r.pixels) for r in batch) < self.settings.batch_size:
-                timeout = max(0.0, deadline - time.monotonic()) if batch else None
-                try:
-                    request = self._requests.get(timeout=timeout)
-                except queue.Empty:
-                    break
-                if request is None:
-                    is_open = False
-                    break
-                if not batch:
-                    deadline = time.monotonic() + self.settings.batch_wait
-                batch.append(request)
-            if batch:
+        while True:
+            if batch := self._next_batch():
                 self._answer(batch)
+            elif self._is_closing and not len(self._queue):
+                return
 
-    def _answer(self, batch: list[PendingPrediction]) -> None:
-        published = self.published
+    def _next_batch(self) -> list[tuple[PendingPrediction, Tensor]]:
+        """Wait for requests and take images of them in turn."""
+        size = self.settings.batch_size
+        with self._condition:
+            self._condition.wait_for(lambda: len(self._queue) or self._is_closing)
+            if not self._has_begun:  # wait for others
+                self._condition.wait_for(
+                    lambda: self.waiting >= size or self._is_closing, self.settings.batch_wait
+                )
+            batch: list[tuple[PendingPrediction, Tensor]] = []
+            unfinished, room = [], size
+            share = max(1, size // max(1, self._queue.callers))
+            while len(self._queue) and room:
+                request = self._queue.pop()
+                if request.answer.done():  # by an error in an earlier batch, or cancelled
+                    self._count_answered(request, request.remaining)
+                    continue
+                first = batch[0][0] if batch else request
+                request.published = request.published or first.published or self.published
+                if request.published is not first.published:
+                    unfinished.append(request)  # the next batch is for its version
+                    break
+                count = min(room, request.remaining, share if self._queue.callers else room)
+                begin = len(request.predictions)
+                batch.append((request, request.pixels[begin : begin + count]))
+                room -= count
+                if count < request.remaining:
+                    unfinished.append(request)
+            for request in reversed(unfinished):
+                self._queue.put_back(request.caller, request)
+            self._has_begun = bool(unfinished)
+        return batch
+
+    def _answer(self, batch: list[tuple[PendingPrediction, Tensor]]) -> None:
+        published = batch[0][0].published
+        assert published is not None
         try:
-            pixels, top = torch.cat([r.pixels for r in batch]), max(r.top for r in batch)
-            predictions: list[Prediction] = []
-            for part in pixels.split(self.settings.batch_size):
-                predictions += published.learner.predict(part, top)
+            pixels, top = torch.cat([part for _, part in batch]), max(r.top for r, _ in batch)
+            predictions = published.learner.predict(pixels, top)
         except Exception as error:
             if not isinstance(error, DosappError):
                 logger.exception("version %d cannot predict", published.number)
-            for request in batch:
+            for request, _ in batch:
                 if request.answer.set_running_or_notify_cancel():
                     request.answer.set_exception(error)
-        else:
-            first = 0
-            for request in batch:
-                rows = predictions[first : first + len(request.pixels)]
-                first += len(request.pixels)
-                cut = [Prediction(p.label, p.score, p.top[: request.top]) for p in rows]
-                if request.answer.set_running_or_notify_cancel():
-                    request.answer.set_result(Answer(published.number, cut))
-        finally:
-            with self._lock:
-                self.waiting -= sum(len(r.pixels) for r in batch)
+            with self._condition:
+                for request, _ in batch:
+                    self._count_answered(request, request.remaining)
+                    request.pixels = request.pixels[: len(request.predictions)]  # none remain
+            return
+        first = 0
+        for request, part in batch:
+            rows = predictions[first : first + len(part)]
+            first += len(part)
+            cut = [Prediction(p.label, p.score, p.top[: request.top]) for p in rows]
+            request.predictions += cut
+        with self._condition:
+            for request, part in batch:
+                self._count_answered(request, len(part))
+        for request, _ in batch:
+            if not request.remaining and request.answer.set_running_or_notify_cancel():
+                request.answer.set_result(Answer(published.number, request.predictions))
+
+    def _count_answered(self, request: PendingPrediction, count: int) -> None:
+        """Count images as answered; the lock is held."""
+        self.waiting -= count
+        self._waiting_of[request.caller] -= count
+        if self._waiting_of[request.caller] <= 0:
+            del self._waiting_of[request.caller]
 
 
 def thread_count(settings: ServiceSettings) -> int:

@@ -65,6 +65,7 @@ def serve(
             import uvicorn
 
             from dosapp.service.http.app import build_app
+            from dosapp.service.http.connections import make_config
     except ImportError as error:
         extras = "serve,ray" if replicas else "serve"
         raise missing_extra("serving", extras, error) from error
@@ -90,17 +91,8 @@ def serve(
             kind = "a replica of " if follow else ""
             on_ready(f"{kind}{folder}: version {service.version}, {len(service.classes)} classes")
             on_ready(describe_access(url, folder, tokens, may_add=not follow))
-            config = uvicorn.Config(
-                build_app(service),
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,  # a header must not decide who the caller is
-                timeout_graceful_shutdown=30,
-            )
             with contextlib.suppress(KeyboardInterrupt):
-                uvicorn.Server(config).run([listener])
+                uvicorn.Server(make_config(build_app(service), settings)).run([listener])
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -33,11 +33,10 @@ from dosapp.service.guards import Canary
 from dosapp.service.reader import Answer, Published, Reader
 from dosapp.service.settings import ServiceSettings, check_learner
 from dosapp.service.tokens import Tokens
-from dosapp.service.uploads import UploadDecoder, normalize_class_name
+from dosapp.service.uploads import UNKNOWN, UploadDecoder, normalize_class_name
 from dosapp.service.writer import Job, Writer
 
 FOLLOW_INTERVAL = 0.2  # seconds between two looks of a replica at the folder
-UNKNOWN = "unknown"  # the label of a prediction below the threshold
 
 logger = logging.getLogger("dosapp.service")
 
@@ -82,13 +81,16 @@ class Service:
         self.reader.close()
         self.at_close.close()
 
-    def predict(self, pixels: Tensor, top: int = 5, learn: bool = True) -> "Future[PredictResult]":
+    def predict(
+        self, pixels: Tensor, top: int = 5, learn: bool = True, caller: str = ""
+    ) -> "Future[PredictResult]":
         """Classify images, and offer them to the stream.
 
         Args:
             pixels: `uint8 [n, 3, H, W]`.
             top: How many of the best classes to report per image.
             learn: Whether the service may adapt to the images.
+            caller: Whose images they are; callers are answered in turn.
 
         Returns:
             A future of the predictions. Cancelling it keeps the images out of the stream.
@@ -111,7 +113,7 @@ class Service:
             except Exception as error:
                 result.set_exception(error)
 
-        self.reader.submit(pixels, top).add_done_callback(complete)
+        self.reader.submit(pixels, top, caller).add_done_callback(complete)
         return result
 
     def _try_offer(self, pixels: Tensor, predictions: Sequence[Prediction]) -> None:
@@ -358,8 +360,7 @@ class LearningService(Service):
 
     def cancel(self, job: Job, caller: str) -> None:
         """Cancel a session; it ends after its current step."""
-        if not job.ended.is_set():
-            self.writer.cancel(job)
+        if self.writer.cancel(job):
             self._audit("cancelled", {"who": caller, "job": job.id})
 
     # Commands. The writer's thread also writes the audit log, even if the caller is gone by then.
@@ -393,12 +394,14 @@ class LearningService(Service):
 
     def freeze(self, caller: str) -> str:
         """Stop adaptation at once; return why a restart would not know it, "" if it will."""
-        self._run_command("froze", caller, partial(self.writer.freeze, f"frozen by {caller}"))
+        if self.writer.freeze(f"frozen by {caller}"):
+            self._audit("froze", {"who": caller, "version": self.version})
         return self.writer.freeze_error
 
     def unfreeze(self, caller: str) -> str:
         """Start adaptation again; return why a restart would not know it, "" if it will."""
-        self._run_command("unfroze", caller, self.writer.unfreeze)
+        if self.writer.unfreeze():
+            self._audit("unfroze", {"who": caller, "version": self.version})
         return self.writer.freeze_error
 
     def _run_command(

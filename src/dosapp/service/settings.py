@@ -68,12 +68,24 @@ class ServiceSettings(Settings):
     token: bool = Field(True, description="callers need a token; without, only this machine")
     max_body: int = Field(64_000_000, ge=1, description="bytes of a request")
     max_pixels: int = Field(40_000_000, ge=1, description="pixels of one image")
+    max_request_pixels: int = Field(
+        500_000_000, ge=1, description="pixels of all images in a request to predict"
+    )
     max_images: int = Field(256, ge=1, description="images in a request to predict")
     max_session_images: int = Field(20_000, ge=1, description="images in a session")
     max_queue: int = Field(1024, ge=1, description="images waiting for an answer or for a step")
+    max_caller_queue: int = Field(
+        256, ge=1, description="images of one caller waiting for an answer"
+    )
     max_pending: int = Field(8, ge=1, description="rollbacks and the like waiting for the writer")
     max_jobs: int = Field(8, ge=1, description="sessions waiting for the writer")
     max_requests: int = Field(128, ge=1, description="concurrent requests")
+    max_caller_requests: int = Field(32, ge=1, description="concurrent requests of one caller")
+    max_connections: int = Field(512, ge=1, description="open connections; idle ones make room")
+    header_timeout: float = Field(10.0, gt=0, description="seconds until a request's headers come")
+    body_timeout: float = Field(
+        20.0, gt=0, description="seconds until a body comes, and one more per 20 kB"
+    )
     max_rate: float = Field(0.0, ge=0, description="requests per second of a caller; 0: no limit")
     max_classes: int = Field(10_000, ge=1, description="classes in all")
     session_folder: Path | None = Field(None, description="folder of sessions on the server")

@@ -3,9 +3,12 @@
 import base64
 import binascii
 import io
+import threading
 import unicodedata
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +27,35 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 MAX_NAME_LENGTH = 200  # characters of a class name
 MAX_INFLATION = 20  # an archive may hold so many times the bytes of a body
 
+LARGE = 4_000_000  # pixels of an image that is decoded apart from others
+UNKNOWN = "unknown"  # the label of a prediction below the threshold, so no class has this name
+
 M = TypeVar("M")
+
+
+class PixelRoom:
+    """Bounds the pixels that are being decoded at the same time.
+
+    Args:
+        size: Pixels in all; a larger image gets all of it.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size, self._held, self._condition = size, 0, threading.Condition()
+
+    @contextmanager
+    def hold(self, pixels: int) -> Iterator[None]:
+        """Wait for room, and give it back at the end of the block."""
+        pixels = min(pixels, self.size)
+        with self._condition:
+            self._condition.wait_for(lambda: self._held + pixels <= self.size)
+            self._held += pixels
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._held -= pixels
+                self._condition.notify_all()
 
 
 class UploadDecoder:
@@ -32,17 +63,18 @@ class UploadDecoder:
 
     def __init__(self, preprocess: Preprocess, settings: ServiceSettings) -> None:
         self.preprocess, self.settings = preprocess, settings
+        self._room = PixelRoom(settings.max_pixels)
 
     # Images
 
-    def decode_image(self, data: bytes, name: str = "the image") -> Tensor:
-        """Decode one image file to `uint8 [3, H, W]`; its size is checked before its pixels.
+    def open_image(self, data: bytes, name: str = "the image") -> Image.Image:
+        """Open one image file; its size is checked before its pixels are decoded.
 
         Raises:
             InputError: The bytes are not an image in a known format.
             TooLargeError: The image has too many pixels.
         """
-        try:
+        with _reading(name):
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             if image.width * image.height > self.settings.max_pixels:
                 raise TooLargeError(
@@ -51,26 +83,43 @@ class UploadDecoder:
                 )
             if min(image.size) < 1 or max(image.size) > 100 * min(image.size):
                 raise InputError(f"{name} is {image.width} × {image.height}; give a usual shape")
-            return self.preprocess(image)
-        except InputError:
-            raise
-        except UnidentifiedImageError as error:
-            raise InputError(f"{name} is not an image; give one of {', '.join(FORMATS)}") from error
-        except (Image.DecompressionBombError, MemoryError) as error:
-            raise TooLargeError(f"{name} is too large to be decoded") from error
-        except Exception as error:  # Pillow's decoders raise anything on damaged bytes
-            reason = _first_line(error)
-            raise InputError(f"{name} cannot be read as an image ({reason})") from error
+            return image
 
-    def decode_images(self, files: Sequence[tuple[str, bytes]]) -> Tensor:
-        """Decode files, given as (name, bytes), to `uint8 [n, 3, H, W]`."""
+    def decode_opened(self, image: Image.Image, name: str = "the image") -> Tensor:
+        """Decode an opened image to `uint8 [3, H, W]`.
+
+        Large ones wait until there is room: together they have at most as many pixels as one
+        image may have, which bounds memory.
+        """
+        pixels = count_pixels(image)
+        with _reading(name), self._room.hold(pixels) if pixels > LARGE else nullcontext():
+            return self.preprocess(image)
+
+    def decode_image(self, data: bytes, name: str = "the image") -> Tensor:
+        """Decode one image file to `uint8 [3, H, W]`."""
+        return self.decode_opened(self.open_image(data, name), name)
+
+    def open_images(self, files: Sequence[tuple[str, bytes]]) -> list[tuple[str, Image.Image]]:
+        """Open the files of a request, given as (name, bytes), and check their number and sizes.
+
+        Raises:
+            InputError: There is no image, or one cannot be opened.
+            TooLargeError: There are too many images, or too many pixels in all.
+        """
         if not files:
             raise InputError("there is no image in the request; send at least one")
         self._check_count(len(files), self.settings.max_images)
-        return torch.stack([self.decode_image(data, f"'{name}'") for name, data in files])
+        opened = [(f"'{name}'", self.open_image(data, f"'{name}'")) for name, data in files]
+        total, most = sum(count_pixels(image) for _, image in opened), self.settings
+        if total > max(most.max_request_pixels, most.max_pixels):
+            raise TooLargeError(
+                f"the images of the request have {total:,} pixels in all; at most "
+                f"{most.max_request_pixels:,} are accepted, so send fewer at once"
+            )
+        return opened
 
-    def decode_base64(self, texts: Sequence[str]) -> Tensor:
-        """Decode base64 texts or `data:` URLs to `uint8 [n, 3, H, W]`."""
+    def open_base64(self, texts: Sequence[str]) -> list[tuple[str, Image.Image]]:
+        """Open images given as base64 texts or `data:` URLs."""
         self._check_count(len(texts), self.settings.max_images)
         files = []
         for n, text in enumerate(texts):
@@ -79,7 +128,11 @@ class UploadDecoder:
                 files.append((f"images[{n}]", base64.b64decode(body, validate=True)))
             except (binascii.Error, ValueError) as error:
                 raise InputError(f"images[{n}] is not base64 ({error})") from error
-        return self.decode_images(files)
+        return self.open_images(files)
+
+    def decode_part(self, images: Sequence[tuple[str, Image.Image]]) -> Tensor:
+        """Decode opened images to `uint8 [n, 3, H, W]`."""
+        return torch.stack([self.decode_opened(image, name) for name, image in images])
 
     def decode_tensor(self, data: bytes, shape: str, dtype: str) -> Tensor:
         """Decode a raw tensor in C order, at the backbone's size: uint8, or float32 in [0, 1]."""
@@ -107,15 +160,21 @@ class UploadDecoder:
         """Decode a zip of class folders. Member names are only read, never used as paths."""
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                members = [m for m in archive.infolist() if _is_image_member(m)]
+                members = [
+                    (name, m) for m in archive.infolist() if _is_image(name := _decode_name(m))
+                ]
                 self._check_count(len(members), self.settings.max_session_images)
-                total = sum(m.file_size for m in members)
+                total = sum(m.file_size for _, m in members)
                 if total > MAX_INFLATION * self.settings.max_body:
                     raise TooLargeError(f"the archive holds {total:,} bytes; that is too much")
-                by_class = _group_by_folder({m.filename: m for m in members})
+                twice = [
+                    name for name, count in Counter(n for n, _ in members).items() if count > 1
+                ]
+                if twice:
+                    raise InputError(f"the archive has '{twice[0][-80:]}' twice; names must differ")
                 return self._decode_classes(
-                    (name, [(m.filename, self._read_member(archive, m)) for m in group])
-                    for name, group in by_class.items()
+                    (label, [(name, self._read_member(archive, m)) for name, m in group])
+                    for label, group in _group_by_folder(members).items()
                 )
         except InputError:
             raise
@@ -151,8 +210,8 @@ class UploadDecoder:
         if any(not f.path.resolve().is_relative_to(root.resolve()) for f in images.values()):
             raise InputError(f"'{name[:80]}' has links that lead out of the folder of sessions")
         return self._decode_classes(
-            (label, [(str(f.path.name), f.read()) for f in group])
-            for label, group in _group_by_folder(images).items()
+            (label, [(str(f.path.name), f.read()) for _, f in group])
+            for label, group in _group_by_folder(images.items()).items()
         )
 
     def read_class(self, name: str, files: Sequence[tuple[str, bytes]]) -> dict[str, Tensor]:
@@ -195,26 +254,60 @@ def normalize_class_name(name: str) -> str:
     check_class_names([name], "the session")
     if len(name) > MAX_NAME_LENGTH or not name.isprintable():
         raise InputError(f"the class name '{name[:40]}…' is too long or cannot be printed")
+    if name.casefold() == UNKNOWN:
+        raise InputError(f"the class name '{name}' means that no class was found; give another")
     return name
 
 
-def _is_image_member(member: zipfile.ZipInfo) -> bool:
-    parts = member.filename.replace("\\", "/").split("/")
+def count_pixels(image: Image.Image) -> int:
+    """Width times height."""
+    return image.width * image.height
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Turn everything that Pillow raises on bad bytes into one sentence."""
+    try:
+        yield
+    except InputError:
+        raise
+    except UnidentifiedImageError as error:
+        raise InputError(f"{name} is not an image; give one of {', '.join(FORMATS)}") from error
+    except (Image.DecompressionBombError, MemoryError) as error:
+        raise TooLargeError(f"{name} is too large to be decoded") from error
+    except Exception as error:  # Pillow's decoders raise anything on damaged bytes
+        reason = _first_line(error)
+        raise InputError(f"{name} cannot be read as an image ({reason})") from error
+
+
+def _decode_name(member: zipfile.ZipInfo) -> str:
+    """The name of a member. Many programs write UTF-8 without the flag that says so."""
+    if member.flag_bits & 0x800:
+        return member.filename
+    try:
+        return member.filename.encode("cp437").decode("utf-8")
+    except UnicodeError:
+        return member.filename
+
+
+def _is_image(name: str) -> bool:
+    parts = name.replace("\\", "/").split("/")
     is_hidden = any(part.startswith(".") or part == "__MACOSX" for part in parts)  # also ..
     return (
-        not member.is_dir()
+        not name.endswith("/")
         and not is_hidden
-        and not member.filename.startswith(("/", "\\"))
+        and not name.startswith(("/", "\\"))
         and len(parts) > 1
-        and Path(member.filename).suffix.lower() in SUFFIXES
+        and Path(name).suffix.lower() in SUFFIXES
     )
 
 
-def _group_by_folder(members: Mapping[str, M]) -> dict[str, list[M]]:
+def _group_by_folder(members: Iterable[tuple[str, M]]) -> dict[str, list[tuple[str, M]]]:
     """Group files by the innermost folder of their name, in order of names."""
-    groups: dict[str, list[M]] = {}
-    for name, member in sorted(members.items()):
-        groups.setdefault(name.replace("\\", "/").split("/")[-2], []).append(member)
+    groups: dict[str, list[tuple[str, M]]] = {}
+    for name, member in sorted(members, key=lambda pair: pair[0]):
+        folder = name.replace("\\", "/").split("/")[-2]
+        groups.setdefault(folder, []).append((name, member))
     return groups
 
 

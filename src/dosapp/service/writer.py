@@ -115,6 +115,7 @@ class Writer:
         if self._freeze_file.exists():
             self.frozen = read_json(self._freeze_file)["frozen"]
         self.freeze_error = ""  # why a restart would not know that
+        self._freeze_lock = threading.RLock()
         self.last_error = ""  # the last error, until a version is written
         self.jobs: dict[str, Job] = {}
         self.on_event: Callable[[str, Mapping[str, Any]], None] = lambda event, details: None
@@ -194,13 +195,14 @@ class Writer:
             InputError: The learner would know too many classes.
         """
         session = self.learner.make_session(images)
-        classes = set(self.learner.classes) | set(images)
-        if len(classes) > self.settings.max_classes:
-            raise InputError(
-                f"the session would make {len(classes)} classes; at most "
-                f"{self.settings.max_classes} are allowed (the setting max_classes)"
-            )
         with self._condition:
+            waiting = [job.classes for job in self.jobs.values() if not job.ended.is_set()]
+            classes = set(self.learner.classes).union(images, *waiting)
+            if len(classes) > self.settings.max_classes:
+                raise InputError(
+                    f"the session would make {len(classes)} classes, with those of sessions that "
+                    f"wait; at most {self.settings.max_classes} are allowed (--max-classes)"
+                )
             if sum(job.state == "waiting" for job in self.jobs.values()) >= self.settings.max_jobs:
                 raise BusyError(f"{self.settings.max_jobs} sessions wait already; try again later")
             job = Job(list(images), len(session.train), caller, session, on_failure)
@@ -211,9 +213,33 @@ class Writer:
                 del self.jobs[old]
         return job
 
-    def cancel(self, job: Job) -> None:
-        """Cancel a session; it ends after its current step."""
-        job.cancelled.set()
+    def cancel(self, job: Job) -> bool:
+        """Cancel a session, which ends after its current step; return whether it was going on."""
+        with self._condition:
+            is_going_on = not (job.ended.is_set() or job.cancelled.is_set())
+            job.cancelled.set()
+        return is_going_on
+
+    def freeze(self, reason: str) -> bool:
+        """Stop adaptation at once, whatever the writer does; return whether it was not stopped.
+
+        Steps that were taken are checked, and published if they pass, when the writer has time.
+        """
+        with self._freeze_lock:
+            if self.frozen:
+                return False
+            self._stop_adapting(reason)
+        with contextlib.suppress(BusyError):  # the writer ends, and saves them then
+            self.submit(self._close_interval)
+        return True
+
+    def unfreeze(self) -> bool:
+        """Start adaptation again; return whether it was stopped."""
+        with self._freeze_lock:
+            was_frozen = bool(self.frozen)
+            self.frozen, self.guard.refusals = "", 0
+            self._save_freeze()
+        return was_frozen
 
     def submit(self, command: Callable[[], T]) -> "Future[T]":
         """Queue a command that the writer runs between two steps.
@@ -270,19 +296,6 @@ class Writer:
         self._clear_stream()  # predictions in the queue may have its label
         return self._append_change(f"removed '{name}'", caller)
 
-    def freeze(self, reason: str) -> int:
-        """Stop adaptation, after the current interval was checked; return the version."""
-        if not self.frozen:
-            self._close_interval()
-            self._stop_adapting(reason)
-        return self._version
-
-    def unfreeze(self) -> int:
-        """Start adaptation again, and return the version."""
-        self.frozen, self.guard.refusals = "", 0
-        self._save_freeze()
-        return self._version
-
     def _stop_adapting(self, reason: str) -> None:
         self.frozen = reason
         self._clear_stream()
@@ -290,7 +303,8 @@ class Writer:
 
     def _save_freeze(self) -> None:
         try:
-            write_json(self._freeze_file, {"frozen": self.frozen})
+            with self._freeze_lock:
+                write_json(self._freeze_file, {"frozen": self.frozen})
             self.freeze_error = ""
         except StorageError as error:
             now = "frozen" if self.frozen else "no longer frozen"

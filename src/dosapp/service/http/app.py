@@ -1,5 +1,6 @@
 """The FastAPI app of a service: routes, request ids, the log line of a request, error answers."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -44,9 +45,10 @@ STATUS_CODES: dict[type[DosappError], int] = {
     DivergedError: 500,
     DosappError: 500,
 }
-HEADERS = {413: {"Connection": "close"}, 429: {"Retry-After": "1"}}  # 413: the body is not read
+HEADERS = {429: {"Retry-After": "1"}}
 CLOSED_BY_CLIENT = 499  # in log and metrics, when there was nothing to answer
-ERROR_CODES = (400, 401, 403, 404, 409, 413, 415, 422, 429, 500, 503, 507)
+TOO_SLOW = 408
+ERROR_CODES = (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 500, 503, 507)
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",  # pages have their own
     "X-Content-Type-Options": "nosniff",
@@ -146,19 +148,31 @@ class RequestMiddleware:
         request_id = choose_request_id(Headers(scope=scope))
         scope.setdefault("state", {})["request_id"] = request_id
         started, status = time.perf_counter(), CLOSED_BY_CLIENT
+        headers = Headers(scope=scope)
+        has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+        async def receive_watched() -> Message:
+            nonlocal has_body
+            message = await receive()
+            has_body = has_body and bool(message.get("more_body"))
+            return message
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
+                if has_body and status != TOO_SLOW:
+                    await _drain(receive_watched)
+                if has_body:  # the rest is not read
+                    headers["Connection"] = "close"
                 headers["X-Request-Id"] = request_id
                 for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
         try:
-            await self.app(scope, receive, send_with_id)
+            await self.app(scope, receive_watched, send_with_id)
         except ClientDisconnect:
             pass
         except Exception as error:
@@ -169,6 +183,17 @@ class RequestMiddleware:
             seconds = time.perf_counter() - started
             self.metrics.observe(getattr(scope.get("route"), "path", "other"), status, seconds)
             _log_request(scope, status, seconds)
+
+
+async def _drain(receive: Receive) -> None:
+    """Read the beginning of a refused body, so that its sender gets to read the answer."""
+    try:
+        async with asyncio.timeout(1):
+            for _ in range(64):
+                if not (await receive()).get("more_body"):
+                    return
+    except TimeoutError:
+        return
 
 
 def _log_request(scope: Scope, status: int, seconds: float) -> None:

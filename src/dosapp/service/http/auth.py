@@ -37,10 +37,12 @@ class RequireRole:
 
     Args:
         role: The role that the route needs.
+        takes_slot: Whether the request takes one of the caller's slots.
     """
 
-    def __init__(self, role: Role) -> None:
+    def __init__(self, role: Role, takes_slot: bool = True) -> None:
         self.role: Role = role
+        self.takes_slot = takes_slot
 
     async def __call__(self, request: Request, credentials: Bearer) -> AsyncIterator[Caller]:
         """Identify the sender of a request, before anything of its body is read.
@@ -55,12 +57,18 @@ class RequireRole:
         request.state.caller = caller.name
         if not caller.may(self.role):
             raise HTTPException(403, f"the token of '{caller.name}' may not {self.role}")
+        if not self.takes_slot:
+            yield caller
+            return
         state.limits.check_rate(caller.name)
-        yield caller
+        with state.limits.hold_slot(caller.name) as slot:
+            request.state.slot = slot
+            yield caller
 
 
 PredictCaller = Annotated[Caller, Depends(RequireRole("predict"))]  # of routes that only read
 TeachCaller = Annotated[Caller, Depends(RequireRole("teach"))]  # that change, or show who did
+OperatorCaller = Annotated[Caller, Depends(RequireRole("teach", takes_slot=False))]  # that stop it
 
 
 def identify(

@@ -1,10 +1,14 @@
-"""Limits of requests: bytes of a body, concurrent requests, requests per second of a client."""
+"""Limits of requests: bytes and seconds of a body, and what one caller may have at a time."""
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
 
+from fastapi import HTTPException
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -12,14 +16,29 @@ from dosapp.errors import BusyError, InputError, TooLargeError
 from dosapp.service.settings import ServiceSettings
 
 MAX_CLIENTS = 10_000  # whose rate is remembered
+MIN_RATE = 20_000  # bytes per second of a body, after its first seconds
+JSON_SHARE = 4  # a JSON body has at most this part of `max_body`: parsing needs several times it
+
+
+@dataclass
+class Slot:
+    """A request of a known caller, and the bytes of its body that are in memory."""
+
+    caller: str
+    size: int = 0
 
 
 class Limits:
-    """The limits of one app. Exceeding one raises an error before anything is read or done."""
+    """The limits of one app. Exceeding one raises an error before anything is read or done.
+
+    Slots are taken by callers that are known: a request without a valid token takes none. A caller
+    without a request is always let in, so others cannot keep it out.
+    """
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
-        self.active = 0  # requests
+        self._active: Counter[str] = Counter()  # requests of each caller
+        self._sizes: Counter[str] = Counter()  # bytes of bodies in memory, of each caller
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -43,50 +62,92 @@ class Limits:
         if not is_allowed:
             raise BusyError(f"more than {rate:g} requests per second; slow down")
 
-    def body_error(self) -> TooLargeError:
+    @contextlib.contextmanager
+    def hold_slot(self, caller: str) -> Iterator[Slot]:
+        """Take one of a caller's slots until the end of the block.
+
+        Raises:
+            BusyError: All of its slots are taken, or those of all callers.
+        """
+        own, most = self._active[caller], self.settings.max_caller_requests
+        if own >= most:
+            raise BusyError(f"{most} requests of one caller at once are the limit")
+        if own and self._active.total() >= self.settings.max_requests:
+            raise BusyError(f"{self.settings.max_requests} requests at once are the limit")
+        self._active[caller] += 1
+        slot = Slot(caller)
+        try:
+            yield slot
+        finally:
+            self._active[caller] -= 1
+            self._sizes[caller] -= slot.size
+            for counter in (self._active, self._sizes):
+                if not counter[caller]:
+                    del counter[caller]
+
+    def count_bytes(self, slot: Slot, count: int) -> None:
+        """Count bytes that were read for a request.
+
+        All bodies of a caller together are at most as large as one may be, and those of all
+        callers twice as large; beyond that each caller has a quarter of one.
+
+        Raises:
+            BusyError: Bodies of other requests take the room.
+        """
+        slot.size += count
+        self._sizes[slot.caller] += count
+        own, most = self._sizes[slot.caller], self.settings.max_body
+        is_full = self._sizes.total() > 2 * most and own > most // 4
+        if own > slot.size and (own > most or is_full):
+            raise BusyError("other requests of this caller are too large; send one at a time")
+        if is_full:
+            raise BusyError("the bodies of other requests take all room; try again later")
+
+    def check_length(self, headers: Headers) -> int:
+        """Return how many bytes the body may have.
+
+        Raises:
+            InputError: The content length is not a number.
+            TooLargeError: It is above the limit.
+        """
+        kind, length = headers.get("content-type", ""), headers.get("content-length", "0")
+        most = self.settings.max_body // (JSON_SHARE if kind.startswith("application/json") else 1)
+        if not length.isdigit():
+            raise InputError("the content length is not a number")
+        if int(length) > most:
+            raise self.body_error(most)
+        return most
+
+    def body_error(self, most: int | None = None) -> TooLargeError:
         """Build the error for a body that is too large."""
-        return TooLargeError(f"a body has at most {self.settings.max_body:,} bytes")
+        kind = "a JSON body" if most and most < self.settings.max_body else "a body"
+        return TooLargeError(f"{kind} has at most {most or self.settings.max_body:,} bytes")
 
     def middleware(self, app: ASGIApp) -> ASGIApp:
-        """Wrap an app: limit its concurrent requests and the bytes it can read of each."""
+        """Wrap an app: limit the bytes that it can read of a request, and the time they take."""
 
         async def limited(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http":
                 await app(scope, receive, send)
                 return
-            received = 0
+            most, received, started = self.check_length(Headers(scope=scope)), 0, time.monotonic()
 
             async def receive_counted() -> Message:
                 nonlocal received
-                message = await receive()
-                received += len(message.get("body", b""))
-                if received > self.settings.max_body:
-                    raise self.body_error()
+                left = started + self.settings.body_timeout + received / MIN_RATE - time.monotonic()
+                try:
+                    async with asyncio.timeout(max(0.0, left)):
+                        message = await receive()
+                except TimeoutError as error:
+                    raise HTTPException(408, "the body came too slowly; send it again") from error
+                count = len(message.get("body", b""))
+                received += count
+                if received > most:
+                    raise self.body_error(most)
+                if "slot" in scope["state"]:
+                    self.count_bytes(scope["state"]["slot"], count)
                 return message
 
-            self.active += 1
-            try:
-                length = Headers(scope=scope).get("content-length", "0")
-                if self.active > self.settings.max_requests:
-                    raise BusyError(f"{self.settings.max_requests} requests at once are the limit")
-                if not length.isdigit():
-                    raise InputError("the content length is not a number")
-                if int(length) > self.settings.max_body:
-                    await _drain(receive)
-                    raise self.body_error()
-                await app(scope, receive_counted, send)
-            finally:
-                self.active -= 1
+            await app(scope, receive_counted, send)
 
         return limited
-
-
-async def _drain(receive: Receive) -> None:
-    """Read the beginning of a refused body, so that its sender gets to read the answer."""
-    try:
-        async with asyncio.timeout(1):
-            for _ in range(64):
-                if not (await receive()).get("more_body"):
-                    return
-    except TimeoutError:
-        return

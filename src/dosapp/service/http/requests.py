@@ -2,19 +2,25 @@
 
 import asyncio
 import functools
+import os
 import re
 import secrets
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import torch
 from fastapi import Request
+from PIL import Image
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
+from torch import Tensor
 
 from dosapp.errors import BusyError, InputError
+from dosapp.service.fair_queue import FairPool
 from dosapp.service.settings import ServiceSettings
+from dosapp.service.tokens import Caller
+from dosapp.service.uploads import LARGE, UploadDecoder, count_pixels
 
 T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
@@ -29,24 +35,78 @@ class InMemoryParser(MultiPartParser):
 
 
 class ThreadPools:
-    """Threads for blocking work, so that no kind of request waits for a slower kind."""
+    """Threads for blocking work, so that no kind of request waits for a slower kind.
+
+    Decoding and reading is done for callers in turn. Large images are decoded apart, by threads
+    that get what the others leave of a processor.
+    """
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
-        self._decoders = ThreadPoolExecutor(4, "decoder")
-        self._session_decoders = ThreadPoolExecutor(1, "session decoder")
-        self._waiters = ThreadPoolExecutor(settings.max_pending, "waiter")
+        self._decoders = FairPool(4, "decoder")
+        self._large_decoders = FairPool(max(1, (os.cpu_count() or 1) // 2), "large decoder", 10)
+        self._session_decoders = FairPool(1, "session decoder", 10)
+        self._readers = FairPool(2, "history reader", 5)
+        self._operators = FairPool(1, "operator")
+        self._waiters = FairPool(settings.max_pending, "waiter")
         self._pending = 0
 
-    async def decode(self, call: Callable[..., T], *args: Any) -> T:
+    async def decode(self, caller: Caller, call: Callable[..., T], *args: Any) -> T:
         """Run the decoding of a few images."""
-        return await self._run(self._decoders, call, *args)
+        return await _run(self._decoders, caller, call, *args)
 
-    async def decode_session(self, call: Callable[..., T], *args: Any) -> T:
+    async def decode_images(
+        self,
+        caller: Caller,
+        uploads: UploadDecoder,
+        open_images: Callable[..., list[tuple[str, Image.Image]]],
+        source: Any,
+    ) -> Tensor:
+        """Decode images of a request in parts of a few million pixels each.
+
+        Args:
+            caller: Of the request.
+            uploads: Decodes opened images.
+            open_images: Opens the images and checks their sizes.
+            source: Its argument.
+
+        Returns:
+            `uint8 [n, 3, H, W]`.
+        """
+        opened = await self.decode(caller, open_images, source)
+        parts: list[tuple[FairPool, list[tuple[str, Image.Image]]]] = []
+        size = LARGE
+        for name, image in opened:
+            pixels = count_pixels(image)
+            pool = self._large_decoders if pixels > LARGE else self._decoders
+            if size + pixels > LARGE:
+                parts.append((pool, []))
+                size = 0
+            parts[-1][1].append((name, image))
+            size += pixels
+        futures = [
+            pool.submit(caller.name, functools.partial(uploads.decode_part, part))
+            for pool, part in parts
+        ]
+        try:
+            return torch.cat([await asyncio.wrap_future(future) for future in futures])
+        finally:
+            for future in futures:
+                future.cancel()  # what is left after an error
+
+    async def decode_session(self, caller: Caller, call: Callable[..., T], *args: Any) -> T:
         """Run the decoding of a session, one after the other: they may be large."""
-        return await self._run(self._session_decoders, call, *args)
+        return await _run(self._session_decoders, caller, call, *args)
 
-    async def wait(self, call: Callable[..., T], *args: Any) -> T:
+    async def read(self, caller: Caller, call: Callable[..., T], *args: Any) -> T:
+        """Run a call that reads the folder."""
+        return await _run(self._readers, caller, call, *args)
+
+    async def operate(self, caller: Caller, call: Callable[..., T], *args: Any) -> T:
+        """Run a call of an operator that waits for no other work."""
+        return await _run(self._operators, caller, call, *args)
+
+    async def wait(self, caller: Caller, call: Callable[..., T], *args: Any) -> T:
         """Run a call that may have to wait for the writer or for a disk.
 
         Raises:
@@ -56,18 +116,19 @@ class ThreadPools:
             raise BusyError(f"{self._pending} requests wait for the writer; try again later")
         self._pending += 1
         try:
-            return await self._run(self._waiters, call, *args)
+            return await _run(self._waiters, caller, call, *args)
         finally:
             self._pending -= 1
 
-    async def _run(self, pool: ThreadPoolExecutor, call: Callable[..., T], *args: Any) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(pool, functools.partial(call, *args))
-
     def close(self) -> None:
         """End the threads after their current work; work that has not begun is dropped."""
-        for pool in (self._decoders, self._session_decoders, self._waiters):
-            pool.shutdown(wait=False, cancel_futures=True)
+        for pool in vars(self).values():
+            if isinstance(pool, FairPool):
+                pool.close()
+
+
+async def _run(pool: FairPool, caller: Caller, call: Callable[..., T], *args: Any) -> T:
+    return await asyncio.wrap_future(pool.submit(caller.name, functools.partial(call, *args)))
 
 
 def choose_request_id(headers: Headers) -> str:
@@ -88,7 +149,10 @@ async def read_json(request: Request, model: type[Body]) -> Body:
         InputError: The body does not fit the model.
     """
     try:
-        return model.model_validate_json(await request.body() or b"{}")
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+        return model.model_validate_json(body or b"{}")
     except ValidationError as error:
         raise InputError(describe_first(error.errors())) from error
 

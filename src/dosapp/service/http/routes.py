@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from dosapp.errors import InputError
 from dosapp.history.version import Version
-from dosapp.service.http.auth import PredictCaller, RequireRole, TeachCaller
+from dosapp.service.http.auth import OperatorCaller, PredictCaller, RequireRole, TeachCaller
 from dosapp.service.http.requests import ThreadPools, content_type, read_form, read_json
 from dosapp.service.http.schemas import (
     AuditEntry,
@@ -106,22 +106,23 @@ async def predict(
     kind, uploads = content_type(request), service.uploads
     if kind == "multipart/form-data":
         _, files = await read_form(request, service.settings)
-        pixels = await pools.decode(uploads.decode_images, files)
+        pixels = await pools.decode_images(caller, uploads, uploads.open_images, files)
     elif kind == "application/json":
         body = await read_json(request, PredictRequest)
-        pixels = await pools.decode(uploads.decode_base64, body.images)
+        pixels = await pools.decode_images(caller, uploads, uploads.open_base64, body.images)
     elif kind == "application/octet-stream":
-        pixels = await pools.decode(uploads.decode_tensor, await request.body(), shape, dtype)
+        data = await request.body()
+        pixels = await pools.decode(caller, uploads.decode_tensor, data, shape, dtype)
     elif kind.startswith("image/"):
         file = ("the image", await request.body())
-        pixels = await pools.decode(uploads.decode_images, [file])
+        pixels = await pools.decode_images(caller, uploads, uploads.open_images, [file])
     else:
         raise HTTPException(
             415,
             f"content type '{kind[:40]}' is not supported; send multipart/form-data, "
             "application/json, application/octet-stream or image/…",
         )
-    return to_response(await asyncio.wrap_future(service.predict(pixels, top, learn)))
+    return to_response(await asyncio.wrap_future(service.predict(pixels, top, learn, caller.name)))
 
 
 def to_response(result: PredictResult) -> PredictResponse:
@@ -151,19 +152,19 @@ async def learn(
     if kind == "multipart/form-data":
         fields, files = await read_form(request, service.settings)
         if "name" in fields:
-            images = await pools.decode_session(uploads.read_class, fields["name"], files)
+            images = await pools.decode_session(caller, uploads.read_class, fields["name"], files)
         elif len(files) == 1:
-            images = await pools.decode_session(uploads.read_zip, files[0][1])
+            images = await pools.decode_session(caller, uploads.read_zip, files[0][1])
         else:
             raise InputError("send one zip of class folders, or images and a field 'name'")
     elif kind == "application/json":
         body = await read_json(request, LearnRequest)
         images = {}
         if body.folder is not None:
-            images = await pools.decode_session(uploads.read_folder, body.folder)
+            images = await pools.decode_session(caller, uploads.read_folder, body.folder)
     else:
         raise HTTPException(415, "send multipart/form-data or application/json")
-    job = await pools.decode_session(service.learn, images, caller.name)
+    job = await pools.decode_session(caller, service.learn, images, caller.name)
     return to_job_response(job)
 
 
@@ -206,15 +207,18 @@ async def correct(
 ) -> CorrectResponse:
     """Give the true class of an image. It joins the next session."""
     body = await read_json(request, CorrectRequest)
-    pixels = await pools.decode(service.uploads.decode_base64, [body.image])
-    waiting = await pools.decode(service.correct, pixels[0], body.label, caller.name)
+    uploads = service.uploads
+    pixels = await pools.decode_images(caller, uploads, uploads.open_base64, [body.image])
+    waiting = await pools.decode(caller, service.correct, pixels[0], body.label, caller.name)
     return CorrectResponse(waiting=waiting)
 
 
 @router.post("/correct/forget")
 async def forget(caller: TeachCaller, service: ServiceDep, pools: PoolsDep) -> ForgetResponse:
     """Drop the corrections that wait; answers how many there were."""
-    return ForgetResponse(forgotten=await pools.decode(service.forget_corrections, caller.name))
+    return ForgetResponse(
+        forgotten=await pools.decode(caller, service.forget_corrections, caller.name)
+    )
 
 
 # Classes
@@ -233,7 +237,7 @@ async def rename(
 ) -> ChangeResponse:
     """Rename a class, as a new version."""
     body = await read_json(request, RenameRequest)
-    version = await pools.wait(service.rename, body.name, body.to, caller.name)
+    version = await pools.wait(caller, service.rename, body.name, body.to, caller.name)
     return ChangeResponse(version=version)
 
 
@@ -243,7 +247,7 @@ async def remove(
 ) -> ChangeResponse:
     """Remove a class, as a new version. Weights stay as they were trained."""
     body = await read_json(request, RemoveRequest)
-    return ChangeResponse(version=await pools.wait(service.remove, body.name, caller.name))
+    return ChangeResponse(version=await pools.wait(caller, service.remove, body.name, caller.name))
 
 
 # Versions
@@ -257,7 +261,7 @@ async def versions(
     last: Annotated[int, Query(ge=1, le=10_000)] = 100,
 ) -> list[VersionSummary]:
     """The last versions, the oldest first."""
-    history = await pools.wait(service.history.versions)
+    history = await pools.read(caller, service.history.versions)
     return [VersionSummary(**summarize(version)) for version in history[-last:]]
 
 
@@ -267,7 +271,7 @@ async def version(
 ) -> VersionResponse:
     """One version with its classes."""
     try:
-        details = await pools.wait(service.history.version, number)
+        details = await pools.read(caller, service.history.version, number)
     except InputError as error:
         raise HTTPException(404, str(error)) from error
     names = list(details.facts["classes"])
@@ -287,28 +291,34 @@ async def rollback(
 ) -> ChangeResponse:
     """Restore a version as a new version: nothing is lost."""
     body = await read_json(request, RollbackRequest)
-    return ChangeResponse(version=await pools.wait(service.rollback, body.version, caller.name))
+    return ChangeResponse(
+        version=await pools.wait(caller, service.rollback, body.version, caller.name)
+    )
 
 
 # Operation
 
 
 @router.post("/freeze")
-async def freeze(caller: TeachCaller, service: ServiceDep, pools: PoolsDep) -> FreezeResponse:
+async def freeze(caller: OperatorCaller, service: ServiceDep, pools: PoolsDep) -> FreezeResponse:
     """Stop learning from the stream at once; `trouble` tells if a restart would not know."""
-    return FreezeResponse(frozen=True, trouble=await pools.wait(service.freeze, caller.name))
+    return FreezeResponse(
+        frozen=True, trouble=await pools.operate(caller, service.freeze, caller.name)
+    )
 
 
 @router.post("/unfreeze")
-async def unfreeze(caller: TeachCaller, service: ServiceDep, pools: PoolsDep) -> FreezeResponse:
+async def unfreeze(caller: OperatorCaller, service: ServiceDep, pools: PoolsDep) -> FreezeResponse:
     """Learn from the stream again."""
-    return FreezeResponse(frozen=False, trouble=await pools.wait(service.unfreeze, caller.name))
+    return FreezeResponse(
+        frozen=False, trouble=await pools.operate(caller, service.unfreeze, caller.name)
+    )
 
 
 @router.get("/audit", response_model=list[AuditEntry], response_model_exclude_unset=True)
 async def audit(caller: TeachCaller, service: ServiceDep, pools: PoolsDep) -> list[dict[str, Any]]:
     """The last changes, and who made them."""
-    return await pools.wait(service.audit.last)
+    return await pools.read(caller, service.audit.last)
 
 
 @router.get("/status", response_model=StatusResponse, response_model_exclude_unset=True)
