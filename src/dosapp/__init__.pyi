@@ -12,7 +12,7 @@ from dosapp.service.client import Client as Client
 from dosapp.settings import RunSettings as RunSettings
 from dosapp.experiments.plan import plan as plan
 from dosapp.experiments.run import run as run
-from dosapp.experiments.run import RunCallback as RunCallback
+from dosapp.experiments.callbacks import RunCallback as RunCallback
 from dosapp.experiments.result import Result as Result
 from dosapp.experiments.evaluator import Evaluator as Evaluator
 

@@ -28,6 +28,7 @@ from dosapp.data.base import (
 from dosapp.data.images import InMemoryImages, LabelledImages, UnlabelledImages, concat_images
 from dosapp.data.stream_order import StreamOrder
 from dosapp.errors import InputError
+from dosapp.runtime.plural import plural
 from dosapp.runtime.rng import numpy_rng
 
 
@@ -350,8 +351,8 @@ def split_dataset(
             rows = np.flatnonzero(dataset.test.labels == label_of[name])
             if len(rows) < 2:
                 raise InputError(
-                    f"class '{name}' of {dataset.name} has {len(rows)} test image(s); at least 2 "
-                    "are needed, one half to stream and one to evaluate"
+                    f"class '{name}' of {dataset.name} has {plural(len(rows), 'test image')}; at "
+                    "least 2 are needed, one half to stream and one to evaluate"
                 )
             rows = numpy_rng("halves", seed, name).permutation(rows)
             half = math.ceil(len(rows) / 2)

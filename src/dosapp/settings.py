@@ -20,10 +20,10 @@ PAPER_LR = 7.5e-6
 
 
 class Settings(BaseModel):
-    """Base of all settings: immutable, no unknown keys, names of version 0.1 as aliases."""
+    """Base of all settings: immutable, no unknown keys, other names as aliases."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    aliases: ClassVar[Mapping[str, str]] = {}  # name in version 0.1 → name today
+    aliases: ClassVar[Mapping[str, str]] = {}  # other names that are accepted → the name
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], source: str = "settings") -> Self:
@@ -59,12 +59,12 @@ class Settings(BaseModel):
 
     @classmethod
     def rename_aliases(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace names of version 0.1 by today's."""
+        """Replace other accepted names by the names of the settings."""
         renamed: dict[str, Any] = {}
         for key, value in values.items():
             name = cls.aliases.get(key, key)
             if name in renamed:
-                raise InputError(f"{name} is given twice, also under its old name; give it once")
+                raise InputError(f"{name} is given twice, also under another name; give it once")
             renamed[name] = value
         return renamed
 
@@ -93,6 +93,11 @@ class LearnerSettings(Settings):
         "readmit": "mask_reactivation",
         "readmit_every": "reactivation_interval",
         "checkpointing": "gradient_checkpointing",
+        # of open_clip and transformers
+        "wd": "weight_decay",
+        "learning_rate": "lr",
+        "num_train_epochs": "epochs",
+        "per_device_train_batch_size": "batch_size",
     }
 
     backbone: str = Field("tiny", description="tiny, ViT-B-16, a hub id, or a local folder")

@@ -29,7 +29,7 @@ from dosapp.methods.registry import METHODS
 from dosapp.paper.reproduce import Scale
 from dosapp.runtime.extras import missing_extra
 from dosapp.service.settings import ServiceSettings
-from dosapp.settings import LearnerSettings, RunSettings, Settings
+from dosapp.settings import LearnerSettings, RunSettings
 from support.cli import FLAGS, dosapp
 from support.settings import SMALL
 
@@ -208,33 +208,9 @@ def test_grid_and_report_print_where_they_wrote(tmp_path) -> None:
     assert "±" in (tmp_path / "r/report.md").read_text()
 
 
-class CapturedError(Exception):
-    """The settings that a command would use."""
-
-
 COMMANDS = {"run": RunSettings, "new": LearnerSettings, "serve": ServiceSettings}
 ALIASES = [(command, old) for command, model in COMMANDS.items() for old in model.aliases]
 EXAMPLES = {bool: True, int: 7, float: 0.5, str: "a {}", Path: "folder"}
-
-
-@pytest.fixture
-def settings_of(monkeypatch):
-    """Parse a command line up to the point where its settings are used, and return them."""
-
-    def capture(*values: object, **named: object) -> None:
-        raise CapturedError(next(v for v in (*values, *named.values()) if isinstance(v, Settings)))
-
-    monkeypatch.setattr("dosapp.experiments.plan.plan", capture)
-    monkeypatch.setattr("dosapp.learner.learner.Learner", capture)
-    monkeypatch.setattr("dosapp.service.server.serve", capture)
-
-    def parse(command: str, *flags: object) -> Settings:
-        with pytest.raises(CapturedError) as captured:
-            dosapp(command, *flags)
-        settings: Settings = captured.value.args[0]
-        return settings
-
-    return parse
 
 
 @pytest.mark.parametrize(("command", "old"), ALIASES)
@@ -255,7 +231,7 @@ def test_names_of_version_0_1_give_the_same_settings(command, old, settings_of, 
 
     assert settings_of(command, *positional, *flag(old)) == expected
     both = dosapp(command, *positional, *flag(old), *flag(new), code=2).stderr
-    assert both == f"dosapp: {new} is given twice, also under its old name; give it once\n"
+    assert both == f"dosapp: {new} is given twice, also under another name; give it once\n"
     if command == "run":
         file = tmp_path / "x.yaml"
         file.write_text(yaml.safe_dump({old: value}))

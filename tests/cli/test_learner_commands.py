@@ -67,7 +67,7 @@ class TestHistory:
         printed = dosapp("history", "rollback", folder, 1).stdout
         assert printed == "version 3 is a copy of version 1\n"
         assert ODD not in Learner.load(folder).classes
-        assert dosapp("history", "gc", folder, "--keep", 1).stdout == "2 version(s) dropped\n"
+        assert dosapp("history", "gc", folder, "--keep", 1).stdout == "2 versions dropped\n"
         assert [v.number for v in Learner.open_history(folder).versions()] == [3]
         assert ODD not in Learner.load(folder).classes
 
@@ -150,16 +150,16 @@ def test_every_client_command(folder, saved, tmp_path, monkeypatch) -> None:
         session = tmp_path / "session"
         with zipfile.ZipFile(BytesIO(zip_session(scenario, 1, range(2), 8))) as archive:
             archive.extractall(session)
-        assert client("learn", session).startswith("version 3: 2 class(es), 16 image(s)")
+        assert client("learn", session).startswith("version 3: 2 classes, 16 images")
         assert status()["classes"] == 5
 
-        assert client("correct", image, ODD) == "1 correction(s) pending\n"
-        assert client("correct", image, ODD) == "2 correction(s) pending\n"
-        assert client("forget") == "2 correction(s) discarded\n"
+        assert client("correct", image, ODD) == "1 correction pending\n"
+        assert client("correct", image, ODD) == "2 corrections pending\n"
+        assert client("forget") == "2 corrections discarded\n"
         assert "there is nothing to learn" in client("learn", code=2)
         client("correct", image, ODD)
         printed = client("learn").replace("\n", " ")
-        assert printed.startswith("version 4: 1 class(es), 1 image(s)")
+        assert printed.startswith("version 4: 1 class, 1 image")
         assert f"a session of '{ODD}' alone" in printed
 
         listed = client("versions").splitlines()

@@ -91,7 +91,7 @@ class TestUnreadableImages:
         assert "3.png' cannot be read" in messages[0]
 
     def test_is_skipped_and_counted_on_request(self, folder) -> None:
-        with pytest.warns(UserWarning, match=r"1 image\(s\) are skipped; the first: .*3\.png"):
+        with pytest.warns(UserWarning, match=r"1 image skipped; the first: .*3\.png"):
             data = load(folder, skip_bad=True)
         assert len(data.train.labels) + len(data.test.labels) == 5
         assert data.train.skipped + data.test.skipped == 1
@@ -100,7 +100,7 @@ class TestUnreadableImages:
 
     def test_is_searched_for_once(self, folder, monkeypatch) -> None:
         for _ in range(2):
-            with pytest.warns(UserWarning, match=r"1 image\(s\) are skipped"):
+            with pytest.warns(UserWarning, match=r"1 image skipped"):
                 data = load(folder, skip_bad=True)
             data.train.images.check()
             data.test.images.check()

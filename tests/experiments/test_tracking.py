@@ -4,12 +4,16 @@ import json
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dosapp.errors import InputError
+from dosapp.experiments.result import Result
 from dosapp.experiments.run import run
-from dosapp.experiments.tracking import TRACKERS, TrackingCallback
+from dosapp.experiments.tracking import TRACKERS, TrackingCallback, parse_trackers
 from support.cli import FLAGS, dosapp
+from support.settings import SMALL
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,7 +75,7 @@ def test_a_line_that_was_cut_off_is_not_appended_to(small, tmp_path) -> None:
         callback = TrackingCallback(log.parent, settings)
         callback.on_begin("zero-shot", 1)
         assert callback.step == 7
-        callback.on_evaluation(0, [50.0])
+        callback.on_metrics(0, {"accuracy": 50.0})
         callback.close()
     assert [line[:10] for line in log.read_text().splitlines()] == [
         '{"step": 7',
@@ -80,32 +84,73 @@ def test_a_line_that_was_cut_off_is_not_appended_to(small, tmp_path) -> None:
     ]
 
 
-def logged_accuracies(run_folder: Path) -> list[float]:
+def logged_values(run_folder: Path, name: str) -> list[float]:
     lines = [json.loads(line) for line in (run_folder / "log.jsonl").read_text().splitlines()]
-    return [line["accuracy"] for line in lines if "accuracy" in line]
+    return [line[name] for line in lines if name in line]
 
 
-def test_tensorboard_gets_every_accuracy(tmp_path) -> None:
+LOGGED = ("accuracy", "forgetting", "accuracy/task_01", "accuracy/task_02", "loss")
+
+
+def test_the_log_has_the_numbers_of_the_result(tmp_path) -> None:
+    dosapp("run", *FLAGS, "--out", tmp_path / "x")
+    result = Result.read(tmp_path / "x")
+    assert logged_values(tmp_path / "x", "forgetting") == [result.metrics["forgetting"]]
+    assert logged_values(tmp_path / "x", "accuracy")[-1] == result.metrics["accuracy"]
+    for j, name in enumerate(("accuracy/task_01", "accuracy/task_02")):
+        assert logged_values(tmp_path / "x", name) == [row[j] for row in result.R[j:]]
+    before = result.matrices[result.evaluated]["before"]
+    assert logged_values(tmp_path / "x", "accuracy_before_stream")[0] == before[0][0]
+
+
+def test_tensorboard_gets_every_metric_and_hyperparameter(tmp_path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     dosapp("run", *FLAGS, "--out", tmp_path / "x", "--track", "tensorboard")
     events = EventAccumulator(str(tmp_path / "x" / "tensorboard")).Reload()
-    values = [event.value for event in events.Scalars("accuracy")]
-    assert values == pytest.approx(logged_accuracies(tmp_path / "x"))
+    for name in LOGGED:
+        values = [event.value for event in events.Scalars(name)]
+        assert values == pytest.approx(logged_values(tmp_path / "x", name)), name
+    content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    stored = HParamsPluginData.FromString(content).session_start_info.hparams
+    assert stored["method"].string_value == "dosapp"
+    assert stored["options.ema.gamma"].number_value == 0.8
+    assert stored["epochs"].number_value == SMALL["epochs"]
+    [final] = events.Scalars("final/accuracy")
+    assert final.value == pytest.approx(logged_values(tmp_path / "x", "accuracy")[-1])
 
 
-def test_wandb_offline_gets_every_accuracy(tmp_path, monkeypatch) -> None:
+def read_wandb_records(file: Path) -> list[Any]:
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    store, records = DataStore(), []
+    store.open_for_scan(str(file))
+    while (data := store.scan_data()) is not None:
+        records.append(Record.FromString(data))
+    store.close()
+    return records
+
+
+def test_wandb_offline_gets_every_metric_and_hyperparameter(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     dosapp("run", *FLAGS, "--out", "x", "--track", "wandb", cwd=tmp_path)
     [run] = (tmp_path / "x" / "wandb").glob("offline-run-*")
     [file] = run.glob("*.wandb")
-    content = file.read_bytes()
-    accuracies = logged_accuracies(tmp_path / "x")
-    assert all(f"{value:.10g}"[:10].encode() in content for value in accuracies)
+    records = read_wandb_records(file)
+    [config] = [r.run.config.update for r in records if r.HasField("run")]
+    values = {item.key: json.loads(item.value_json) for item in config}
+    assert (values["method"], values["options.ema.gamma"]) == ("dosapp", 0.8)
+    items = [item for r in records if r.HasField("history") for item in r.history.item]
+    for name in LOGGED:
+        found = [i for i in items if name in (i.key, *i.nested_key)]
+        numbers = [json.loads(item.value_json) for item in found]
+        assert numbers == pytest.approx(logged_values(tmp_path / "x", name)), name
 
 
-def test_mlflow_in_a_folder_gets_every_accuracy(tmp_path, monkeypatch) -> None:
+def test_mlflow_in_a_folder_gets_every_metric_and_hyperparameter(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     import mlflow
 
@@ -115,8 +160,10 @@ def test_mlflow_in_a_folder_gets_every_accuracy(tmp_path, monkeypatch) -> None:
     [run] = mlflow.search_runs(experiment_names=["dosapp"], output_format="list")
     assert run.info.status == "FINISHED"
     assert run.data.params["method"] == "dosapp"
-    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "accuracy")
-    assert [point.value for point in history] == logged_accuracies(tmp_path / "x")
+    assert run.data.params["options.ema.gamma"] == "0.8"
+    for name in LOGGED:
+        history = mlflow.MlflowClient().get_metric_history(run.info.run_id, name)
+        assert [point.value for point in history] == logged_values(tmp_path / "x", name), name
 
 
 def test_every_tracker_has_an_extra() -> None:
@@ -133,5 +180,16 @@ def test_an_unknown_or_missing_tracker_is_one_sentence(
     name, message, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    done = dosapp("run", *FLAGS, "--out", tmp_path / "x", "--track", name, code=2)
+    monkeypatch.setattr("dosapp.experiments.plan.plan", lambda _: pytest.fail("computes"))
+    done = dosapp("run", *FLAGS, "--out", tmp_path / "x", "--report-to", name, code=2)
     assert message in done.stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_trackers_are_named_as_in_open_clip_and_transformers(monkeypatch) -> None:
+    assert parse_trackers(["tensorboard,wandb", "wandb"]) == ["tensorboard", "wandb"]
+    assert parse_trackers(["none"]) == []
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    assert parse_trackers(["all"]) == ["tensorboard", "wandb"]
+    with pytest.raises(InputError, match="did you mean 'all'"):
+        parse_trackers(["al"])

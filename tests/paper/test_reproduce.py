@@ -210,19 +210,16 @@ class TestDryRun:
         away = replace(SMALL, data={"single": ["nowhere/x"], "long": ["nowhere/x"]})
         assert not any(is_stored for _, is_stored in check_stored(["noise"], away, tmp_path))
 
-    def test_a_missing_backbone_is_looked_for_once_per_dataset(self, monkeypatch) -> None:
-        """And only for runs whose training settings occur in the store: here zero-shot."""
-        searches = []
-
-        def fail(name: str) -> None:
-            searches.append(name)
-            raise InputError("the hub cannot be reached")
+    def test_nothing_is_loaded(self, monkeypatch) -> None:
+        def fail(*_: object, **__: object) -> None:
+            pytest.fail("loads")
 
         monkeypatch.setattr("dosapp.experiments.plan.load_backbone", fail)
+        monkeypatch.setattr("dosapp.experiments.plan.load_dataset", fail)
         results = Path(__file__).parents[2] / "results"
-        checked = check_stored(["main", "time"], Scale.from_name("paper"), results / "foundation")
-        assert not any(is_stored for _, is_stored in checked)
-        assert len(searches) == 5
+        checked = check_stored(["main"], Scale.from_name("tiny"), results / "tiny")
+        assert any(is_stored for _, is_stored in checked)
+        assert "measure what it would cost" in dosapp("reproduce", "--help").stdout
 
     def test_commands_are_printed_with_what_is_done_as_a_comment(self, tmp_path) -> None:
         results = Path(__file__).parents[2] / "results"
@@ -230,13 +227,13 @@ class TestDryRun:
         printed = dosapp(*arguments)
         lines = printed.stdout.splitlines()
         assert [line.endswith("  # done") for line in lines] == ["--seed 7" not in x for x in lines]
-        assert "8 run(s), 4 done\n4 run(s), about" in printed.stderr
+        assert "8 runs, 4 done\n--estimate measures" in printed.stderr
         assert len({parse_command(line.partition("  #")[0]).seed for line in lines}) == 2
 
     def test_timed_runs_are_listed(self) -> None:
         printed = dosapp("reproduce", "time", "--dry-run")
         assert len(printed.stdout.splitlines()) == 3
-        assert "3 run(s)" in printed.stderr
+        assert "3 runs" in printed.stderr
 
 
 class TestTime:

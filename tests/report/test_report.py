@@ -6,6 +6,7 @@ import pytest
 
 from dosapp.errors import InputError
 from dosapp.experiments.result import Result, check_paired
+from dosapp.experiments.store import read_results
 from dosapp.report import describe_provenance, describe_scenarios
 from dosapp.report.sweeps import find_sweeps
 from dosapp.report.tables import (
@@ -154,7 +155,7 @@ class TestComparability:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"task": {"classes": ["dog"]}}, "one and two are of different tasks"),
+            ({"task": {"classes": ["dog"]}}, "one and two are of different tasks: task 1 has"),
             ({"task": {"test": 6}}, "different numbers of test images"),
             ({"settings": {"test_noise": 0.1}}, "test_noise is 0.0 and 0.1"),
             ({"seed": 1}, "seed is 0 and 1"),
@@ -170,7 +171,7 @@ class TestComparability:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"task": {"classes": ["dog"]}}, "different tasks; report them apart"),
+            ({"task": {"classes": ["dog"]}}, r"different tasks: .* \(dog\) .*; report them apart"),
             ({"task": {"test": 6}, "seed": 1}, "different numbers of test images"),
             ({"stream": {"name": "pets", "hash": "x"}}, "the data has changed between them"),
             ({"backbone": {"name": "b", "fingerprint": "f"}}, "different backbones: a and b"),
@@ -179,6 +180,16 @@ class TestComparability:
     def test_one_table_cannot_hold_both(self, changes, message) -> None:
         with pytest.raises(InputError, match=message):
             build_rows(self.changed(**changes))
+
+    def test_a_refusal_names_the_folders_and_what_differs(self, tmp_path) -> None:
+        for result in self.changed(task={"classes": ["dog"]}, settings={"tasks": 3}):
+            result.write(tmp_path / result.key)
+        with pytest.raises(InputError) as refused:
+            build_rows(read_results([tmp_path]))
+        assert str(refused.value) == (
+            f"results '{tmp_path}/one' and '{tmp_path}/two' are of different tasks: tasks is 10 "
+            "and 3; report them apart"
+        )
 
     def test_rows_with_another_evaluation_show_it(self) -> None:
         found = build_rows(self.changed(settings={"test_noise": 0.1}))

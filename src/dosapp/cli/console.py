@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Dual-phase continual learning for CLIP: train on labels, retain on a stream.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"max_content_width": 120},
@@ -54,6 +54,13 @@ SetOption = Annotated[
 ]
 Config = Annotated[Path | None, typer.Argument(help="a YAML file of settings; flags override it")]
 LearnerFolder = Annotated[Path, typer.Argument(help="a learner's folder")]
+
+
+def print_table(table: Table) -> None:
+    """Print a table at its full width: no cell is cut, since scripts read the lines."""
+    options = out.options.update(max_width=10_000)
+    width = max(out.width, Measurement.get(out, options, table).maximum)
+    out.print(table, soft_wrap=False, width=width, crop=False, no_wrap=True)
 
 
 def describe_no_learning(result: "Result") -> str:
@@ -100,7 +107,7 @@ def print_results(
     rows = build_rows(results)
     for row in rows:
         table.add_row(row.name, *(row.text(metric) for metric in columns))
-    out.print(table, soft_wrap=False)
+    print_table(table)
     out.print(f"F = {DEFINITIONS['forgetting']}", style="dim")
     for result in results:
         if message := describe_no_learning(result):

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.status import Status
 
+from dosapp.cli.completion import complete_table, complete_tracker
 from dosapp.cli.console import Config, Json, SetOption, app, err, out, print_results
-from dosapp.cli.flags import with_settings
+from dosapp.cli.flags import ResumeLatest, with_settings
 from dosapp.errors import DosappError, InputError
+from dosapp.runtime.plural import plural
 from dosapp.settings import RunSettings, parse_options, read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dosapp.experiments.callbacks import RunCallback
     from dosapp.experiments.costs import Estimate
     from dosapp.experiments.grid import Outcome
-    from dosapp.experiments.run import RunCallback
     from dosapp.paper.reproduce import Scale
 
 Engine = Annotated[
@@ -56,7 +58,7 @@ def demo(
         out.print(f"\nwrote {folder}/report.html and its figures as PNG and SVG")
 
 
-@app.command()
+@app.command(cls=ResumeLatest)
 @with_settings(RunSettings)
 def run(
     flags: dict[str, Any],
@@ -64,7 +66,9 @@ def run(
     folder: Annotated[
         Path | None, typer.Option("--out", help="run folder [runs/KEY, computed once]")
     ] = None,
-    resume: Annotated[bool, typer.Option(help="continue the run in --out, or start it")] = False,
+    resume: Annotated[
+        bool, typer.Option(help="continue the run in --out, or start it; also --resume latest")
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="compute it again if it is stored")
     ] = False,
@@ -73,7 +77,12 @@ def run(
     ] = None,
     track: Annotated[
         list[str] | None,
-        typer.Option(help="tensorboard, wandb or mlflow; log.jsonl is always written"),
+        typer.Option(
+            "--track",
+            "--report-to",
+            help="tensorboard, wandb, mlflow, all or none; log.jsonl is always written",
+            autocompletion=complete_tracker,
+        ),
     ] = None,
     options: SetOption = None,
     as_json: Json = False,
@@ -84,13 +93,18 @@ def run(
     """
     from dosapp.cli.progress import run_progress
     from dosapp.experiments.plan import load_settings, plan
-    from dosapp.experiments.run import forced_folder, replace_run
+    from dosapp.experiments.run import check_run_folder, forced_folder, replace_run
     from dosapp.experiments.run import run as compute
     from dosapp.experiments.store import Store
-    from dosapp.experiments.tracking import TrackingCallback
+    from dosapp.experiments.tracking import TrackingCallback, parse_trackers
     from dosapp.runtime import distributed
+    from dosapp.runtime.devices import resolve_device
 
     settings = load_settings(config, {**flags, "options": parse_options(options or [])}, preset)
+    trackers = parse_trackers(track or [])
+    resolve_device(settings.device)
+    if folder is not None and not force:
+        check_run_folder(folder, resume)
     with distributed.process_group(settings.device):
         planned = plan(settings)
         run_folder = folder or Store(Path("runs")).run_folder(planned)
@@ -100,11 +114,20 @@ def run(
             distributed.rank_folder(again or run_folder) as own_folder,
             run_progress(planned.settings.method, err) as progress,
             closing(
-                TrackingCallback(own_folder, planned.settings, _trackers(track), progress)
+                TrackingCallback(
+                    own_folder,
+                    planned.settings,
+                    trackers if distributed.rank() == 0 else [],
+                    progress,
+                )
             ) as callback,
         ):
             resume = resume or folder is None or force
-            result = compute(planned, own_folder, resume=resume, callback=callback)
+            try:
+                result = compute(planned, own_folder, resume=resume, callback=callback)
+            except KeyboardInterrupt:
+                err.print(progress.describe_position())
+                raise
         if again is not None:
             replace_run(again, run_folder)
     print_results([result], as_json)
@@ -112,13 +135,6 @@ def run(
         out.print(f"read {run_folder}/result.json: stored, not computed; --force computes it again")
     elif not as_json:
         out.print(f"wrote {run_folder}/result.json")
-
-
-def _trackers(names: list[str] | None) -> list[str]:
-    """Under torchrun only the first process tracks."""
-    from dosapp.runtime import distributed
-
-    return (names or []) if distributed.rank() == 0 else []
 
 
 @app.command()
@@ -137,6 +153,7 @@ def grid(
     from dosapp.experiments.grid import read_grid, run_grid
     from dosapp.experiments.plan import run_label
     from dosapp.experiments.store import Store
+    from dosapp.runtime.devices import resolve_device
 
     planned = read_grid(file, seeds)
     if dry_run:
@@ -144,6 +161,9 @@ def grid(
             done = ", done" if Store(folder).has_result(s) else ""
             print(f"{run_label(s)}, {s.data}, seed {s.seed}{done}")
         return
+    if engine == "processes":  # a cluster has other devices
+        for device in {s.device for s in planned}:
+            resolve_device(device)
     with grid_progress(planned, err) as show_outcome:
         outcomes = run_grid(
             planned, folder, jobs=jobs, keep=keep, engine=engine, on_outcome=show_outcome
@@ -165,7 +185,10 @@ def check_failures(outcomes: "Sequence[Outcome]") -> None:
 
 @app.command()
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="a table of the paper, or all")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="a table of the paper, or all", autocompletion=complete_table),
+    ] = None,
     scale: Annotated[str, typer.Option(help="tiny, real-small or paper")] = "tiny",
     folder: Annotated[Path, typer.Option("--out", help="the result store")] = Path("runs"),
     seeds: Annotated[str | None, typer.Option(help="0-4 or 0,2,5 [the scale's]")] = None,
@@ -180,6 +203,9 @@ def reproduce(
     engine: Engine = "processes",
     listed: Annotated[bool, typer.Option("--list", help="list the tables")] = False,
     dry_run: Annotated[bool, typer.Option(help="print what would run")] = False,
+    with_costs: Annotated[
+        bool, typer.Option("--estimate", help="with --dry-run: measure what it would cost")
+    ] = False,
     ledger: Annotated[bool, typer.Option(help="run nothing, only read stored results")] = False,
     as_json: Json = False,
 ) -> None:
@@ -206,7 +232,7 @@ def reproduce(
     )
     names = list(load_tables()) if name == "all" else [get_table(name).name]
     if dry_run:
-        _print_dry_run(names, size, folder)
+        _print_dry_run(names, size, folder, with_costs)
         return
     planned = list_runs(names, size)
     outcomes: list[Outcome] = []
@@ -229,7 +255,7 @@ def reproduce(
         out.print(f"wrote {path}.md and .json")
 
 
-def _print_dry_run(names: list[str], scale: "Scale", folder: Path) -> None:
+def _print_dry_run(names: list[str], scale: "Scale", folder: Path, with_costs: bool) -> None:
     """Print the command of each run, which ones are done, and what the others would cost."""
     from dosapp.experiments.costs import estimate
     from dosapp.paper.reproduce import check_stored, format_command, get_table
@@ -241,8 +267,10 @@ def _print_dry_run(names: list[str], scale: "Scale", folder: Path) -> None:
     for reason in dict.fromkeys(filter(None, map(scale.missing_input, rows))):
         err.print(f"note: {reason}")
     missing = [settings for settings, is_stored in checked if not is_stored]
-    err.print(f"{len(checked)} run(s), {len(checked) - len(missing)} done")
-    if missing:
+    err.print(f"{plural(len(checked), 'run')}, {len(checked) - len(missing)} done")
+    if missing and not with_costs:
+        err.print("--estimate measures what the others would cost")
+    elif missing:
         try:
             with err.status("measuring a few steps of each kind of run"):
                 err.print(_costs(estimate(missing)))
@@ -253,7 +281,7 @@ def _print_dry_run(names: list[str], scale: "Scale", folder: Path) -> None:
 def _costs(cost: "Estimate") -> str:
     hours, memory = cost.seconds / 3600, f", {cost.memory:.0f} MB each" if cost.memory else ""
     time = f"{hours:.1f} hours" if hours >= 0.1 else f"{cost.seconds:.0f} seconds"
-    return f"{cost.runs} run(s), about {time} one after the other{memory}"
+    return f"{plural(cost.runs, 'run')}, about {time} one after the other{memory}"
 
 
 @app.command()

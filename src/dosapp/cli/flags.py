@@ -6,8 +6,14 @@ from typing import Annotated, Any
 
 import typer
 from pydantic.fields import FieldInfo
+from typer.core import TyperCommand
 
+from dosapp.cli.backbone_names import join_open_clip_names
+from dosapp.cli.completion import COMPLETIONS
+from dosapp.errors import InputError
 from dosapp.settings import Settings
+
+OPEN_CLIP = ("model", "pretrained")  # its flags for the backbone
 
 
 def with_settings(
@@ -15,8 +21,9 @@ def with_settings(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a command with one flag per field of a settings model.
 
-    The names of version 0.1 are flags too, without a line in `--help`. The decorated command gets
-    the given values as `flags`, by today's names.
+    Other names of a setting are flags too, without a line in `--help`: those of version 0.1, of
+    transformers (`--learning-rate`) and of open_clip (`--model`, `--pretrained`). The decorated
+    command gets the given values as `flags`, by today's names.
 
     Args:
         model: The settings.
@@ -32,12 +39,14 @@ def with_settings(
             for alias, name in model.aliases.items()
             if name in fields
         ]
+        if "backbone" in fields:
+            flags += [_parameter(name, fields["backbone"], hidden=True) for name in OPEN_CLIP]
         names = {flag.name for flag in flags}
 
         def wrapped(**values: Any) -> None:
             given = {k: v for k, v in values.items() if k in names and v is not None}
             rest = {k: v for k, v in values.items() if k not in names}
-            command(**rest, flags=model.rename_aliases(given))
+            command(**rest, flags=model.rename_aliases(_join_open_clip(given)))
 
         kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own if p.name != "flags"]
         wrapped.__signature__ = inspect.Signature([*kept, *flags])  # type: ignore[attr-defined]
@@ -46,6 +55,30 @@ def with_settings(
         return wrapped
 
     return decorate
+
+
+class ResumeLatest(TyperCommand):
+    """A command that accepts open_clip's `--resume latest` for `--resume`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Leave the word out: a run continues from its last checkpoint in any case."""
+        previous = ["", *args]
+        kept = [
+            arg.removesuffix("=latest") if arg == "--resume=latest" else arg
+            for before, arg in zip(previous, args, strict=False)
+            if (before, arg) != ("--resume", "latest")
+        ]
+        return super().parse_args(ctx, kept)
+
+
+def _join_open_clip(given: dict[str, Any]) -> dict[str, Any]:
+    """Replace open_clip's two flags by the backbone that they name."""
+    pair = [given.pop(name, None) for name in OPEN_CLIP]
+    if pair == [None, None]:
+        return given
+    if "backbone" in given:
+        raise InputError("the backbone is given twice, as --backbone and as --model; give it once")
+    return {**given, "backbone": join_open_clip_names(*pair)}
 
 
 def _parameter(name: str, field: FieldInfo, hidden: bool = False) -> inspect.Parameter:
@@ -59,6 +92,7 @@ def _parameter(name: str, field: FieldInfo, hidden: bool = False) -> inspect.Par
         help=f"{field.description}{default}",
         show_default=False,
         hidden=hidden,
+        autocompletion=COMPLETIONS.get(name),
     )
     return inspect.Parameter(
         name,

@@ -8,9 +8,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from dosapp.cli.console import Json, LearnerFolder, SetOption, app, out
+from dosapp.cli.console import Json, LearnerFolder, SetOption, app, out, print_table
 from dosapp.cli.flags import with_settings
 from dosapp.errors import InputError
+from dosapp.runtime.plural import plural
 from dosapp.settings import LearnerSettings, parse_options
 
 
@@ -58,7 +59,7 @@ def history_list(folder: LearnerFolder, as_json: Json = False) -> None:
     for v in versions:
         count = str(len(v.facts.get("classes", ())))
         table.add_row(str(v.number), v.created, v.reason, count, f"{v.size / 1000:,.0f}")
-    out.print(table, soft_wrap=False)
+    print_table(table)
 
 
 @history_app.command("show")
@@ -103,7 +104,10 @@ def history_diff(
     for diff in diffs:
         entries, total = f"{diff.entries:,}", f"{diff.of:,}"
         table.add_row(diff.name, entries, total, f"{diff.distance:.4g}", f"{diff.largest:.3g}")
-    out.print(table if diffs else f"versions {first} and {second} are the same", soft_wrap=False)
+    if diffs:
+        print_table(table)
+    else:
+        out.print(f"versions {first} and {second} are the same")
 
 
 @history_app.command("rollback")
@@ -130,7 +134,7 @@ def history_gc(
     with lock_folder(folder) as lock:
         history.begin_writing(lock)
         dropped = history.prune(keep)
-    out.print(f"{dropped} version(s) dropped")
+    out.print(f"{plural(dropped, 'version')} dropped")
 
 
 @app.command()

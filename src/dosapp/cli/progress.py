@@ -8,9 +8,10 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from dosapp.experiments.callbacks import Phase, RunCallback
 from dosapp.experiments.grid import Outcome
 from dosapp.experiments.plan import run_label
-from dosapp.experiments.run import RunCallback
+from dosapp.runtime.plural import plural
 from dosapp.settings import RunSettings
 
 PENDING_ROWS = 2  # rows of a grid that are shown before any of their runs is finished
@@ -18,7 +19,7 @@ LABELLED_SHARE = 0.6  # share of a session's part of the bar; the rest is the st
 
 
 @contextmanager
-def run_progress(title: str, err: Console) -> Iterator[RunCallback]:
+def run_progress(title: str, err: Console) -> Iterator["RunProgress"]:
     """Show the progress of one run.
 
     Args:
@@ -35,26 +36,60 @@ def run_progress(title: str, err: Console) -> Iterator[RunCallback]:
         yield bar
 
 
-class ProgressLines(RunCallback):
-    """One line per session, for logs."""
+PHASES: dict[Phase, str] = {"learn": "labelled phase", "adapt": "stream"}
+
+
+class RunProgress(RunCallback):
+    """Knows where a run is, and says where it continues."""
 
     def __init__(self, err: Console) -> None:
-        self.err, self.sessions = err, 0
+        self.err, self.sessions, self.position = err, 1, ""
+
+    def describe_position(self) -> str:
+        """Where the run is, for a user who stops it."""
+        return f"at {self.position}" if self.position else "before its first step"
+
+    def on_begin(self, label: str, sessions: int) -> None:
+        """Count the sessions."""
+        self.sessions = sessions
+
+    def on_resume(self, session: int, phase: Phase, step: int) -> None:
+        """Say where the run continues."""
+        if session < self.sessions:
+            self._set_position(session, phase, step)
+            self.err.print(f"  continues at {self.position}")
+
+    def on_training_step(self, session: int, step: int, total: int, loss: float) -> None:
+        """Note the step."""
+        self._set_position(session, "learn", step, f" of {total}")
+
+    def on_stream_step(self, session: int, step: int, total: int) -> None:
+        """Note the step."""
+        self._set_position(session, "adapt", step, f" of {total}")
+
+    def _set_position(self, session: int, phase: Phase, step: int, total: str = "") -> None:
+        where = f"session {session + 1} of {self.sessions}"
+        self.position = f"{where}, {PHASES[phase]}, after step {step}{total}"
+
+
+class ProgressLines(RunProgress):
+    """One line per session, for logs."""
 
     def on_begin(self, label: str, sessions: int) -> None:
         """Print the label."""
-        self.sessions = sessions
-        self.err.print(f"{label}: {sessions} sessions")
+        super().on_begin(label, sessions)
+        self.err.print(f"{label}: {plural(sessions, 'session')}")
 
     def on_evaluation(self, session: int, accuracies: list[float]) -> None:
         """Print the mean accuracy."""
         self.err.print(f"  session {session + 1}/{self.sessions}: {_format_mean(accuracies)}")
 
 
-class ProgressBar(RunCallback):
+class ProgressBar(RunProgress):
     """A bar with the remaining time, for terminals."""
 
     def __init__(self, title: str, err: Console) -> None:
+        super().__init__(err)
         self.bar = Progress(
             TextColumn("{task.description:<22}"),
             BarColumn(),
@@ -64,7 +99,6 @@ class ProgressBar(RunCallback):
             console=err,
         )
         self.task = self.bar.add_task(title, total=1.0, note="")
-        self.sessions = 1
 
     def __enter__(self) -> "ProgressBar":
         self.bar.start()
@@ -75,16 +109,18 @@ class ProgressBar(RunCallback):
 
     def on_begin(self, label: str, sessions: int) -> None:
         """Show the label."""
-        self.sessions = sessions
+        super().on_begin(label, sessions)
         self.bar.update(self.task, description=label)
 
     def on_training_step(self, session: int, step: int, total: int, loss: float) -> None:
         """Advance within the labelled phase."""
+        super().on_training_step(session, step, total, loss)
         note = f"session {session + 1}, loss {loss:.2f}"
         self._update(session, LABELLED_SHARE * step / total, note)
 
     def on_stream_step(self, session: int, step: int, total: int) -> None:
         """Advance within the unlabelled phase."""
+        super().on_stream_step(session, step, total)
         share = LABELLED_SHARE + (1 - LABELLED_SHARE) * step / total
         self._update(session, share, f"session {session + 1}, stream")
 
@@ -97,7 +133,7 @@ class ProgressBar(RunCallback):
 
 
 def _format_mean(accuracies: list[float]) -> str:
-    return f"{sum(accuracies) / len(accuracies):.1f} % on {len(accuracies)} task(s)"
+    return f"{sum(accuracies) / len(accuracies):.1f} % on {plural(len(accuracies), 'task')}"
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import typer
 from dosapp.cli.console import Json, LearnerFolder, app, err, out
 from dosapp.cli.flags import with_settings
 from dosapp.errors import DosappError, InputError
+from dosapp.runtime.plural import plural
 from dosapp.service.settings import ServiceSettings, check_learner
 
 if TYPE_CHECKING:
@@ -171,13 +172,14 @@ def client_learn(
 @client_app.command("correct")
 def client_correct(image: Path, label: str, url: Url = LOCAL_URL, token: Token = None) -> None:
     """Give the true label of an image; it is trained in the next session."""
-    out.print(f"{_client(url, token).correct(image, label)} correction(s) pending")
+    out.print(f"{plural(_client(url, token).correct(image, label), 'correction')} pending")
 
 
 @client_app.command("forget")
 def client_forget(url: Url = LOCAL_URL, token: Token = None) -> None:
     """Discard the pending corrections."""
-    out.print(f"{_client(url, token).forget_corrections()} correction(s) discarded")
+    count = _client(url, token).forget_corrections()
+    out.print(f"{plural(count, 'correction')} discarded")
 
 
 @client_app.command("rollback")

@@ -35,6 +35,7 @@ from dosapp.runtime.files import (
     write_bytes,
     write_json,
 )
+from dosapp.runtime.plural import plural
 
 FORMAT = 2  # 2: images are upright, and on white where they are transparent
 CHUNK = 256  # images decoded before they are written
@@ -89,7 +90,7 @@ def _cache_split(
     if not skip_bad or not (unreadable := cached.find_unreadable()):
         return Split(cached, split.labels)
     first = next(iter(unreadable.values()))
-    warnings.warn(f"{len(unreadable)} image(s) are skipped; the first: {first}", stacklevel=4)
+    warnings.warn(f"{plural(len(unreadable), 'image')} skipped; the first: {first}", stacklevel=4)
     good = [row for row in range(len(cached)) if str(row) not in unreadable]
     readable = replace(cached, source=split.images.subset(good))
     return Split(readable, split.labels[good], len(unreadable))

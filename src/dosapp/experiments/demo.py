@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dosapp.experiments.callbacks import RunCallback
 from dosapp.experiments.result import Result
-from dosapp.experiments.run import RunCallback
 from dosapp.experiments.store import Store
 from dosapp.settings import RunSettings
 

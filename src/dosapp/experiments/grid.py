@@ -97,14 +97,15 @@ def select_results(path: Path, results: list[Result]) -> list[Result]:
         InputError: No result belongs to a run of the file.
     """
     planned = [resolve_lr(settings).model_dump(mode="json") for settings in read_grid(path)]
-    order = {row: n for n, row in reversed(list(enumerate(map(_row_key, planned))))}
-    selected = [result for result in results if _row_key(result.settings) in order]
+    order = {row: n for n, row in reversed(list(enumerate(map(row_key, planned))))}
+    selected = [result for result in results if row_key(result.settings) in order]
     if not selected:
         raise InputError(f"no result here is of a run that '{path}' describes; compute it first")
-    return sorted(selected, key=lambda result: order[_row_key(result.settings)])
+    return sorted(selected, key=lambda result: order[row_key(result.settings)])
 
 
-def _row_key(settings: Mapping[str, Any]) -> str:
+def row_key(settings: Mapping[str, Any]) -> str:
+    """What runs of one row of a table have in common: all settings but the seed, as text."""
     return json.dumps(comparable_settings(settings), sort_keys=True)
 
 

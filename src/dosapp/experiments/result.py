@@ -4,16 +4,17 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from dosapp.errors import InputError
 from dosapp.experiments.metrics import DEFINITIONS, MATRIX_METRICS, Matrix
 from dosapp.runtime.files import read_json, write_bytes, write_json
+from dosapp.runtime.plural import plural
 from dosapp.settings import LearnerSettings, RunSettings
 
 FORMAT = 1
@@ -52,6 +53,8 @@ class Result(BaseModel):
     machine: str
     finished: str
 
+    _path: Path | None = PrivateAttr(None)  # of the file it was read from
+
     @property
     def matrix(self) -> Matrix:
         """R as an array, with NaN for cells that were not measured."""
@@ -88,7 +91,13 @@ class Result(BaseModel):
                 f"'{path}' is not a complete result ({error.errors()[0]['msg']})"
             ) from error
         result._check_numbers(path)
+        result._path = path
         return result
+
+    @property
+    def source(self) -> str:
+        """Where it was read from, or its key, for messages."""
+        return f"'{self._path.parent}'" if self._path else self.key
 
     def _check_numbers(self, path: Path) -> None:
         """Compare the metrics with their formulas, if the definitions are today's."""
@@ -124,7 +133,7 @@ def check_same_definitions(results: Iterable[Result]) -> None:
             other = first.setdefault(name, result)
             if other.definitions[name] != formula:
                 raise InputError(
-                    f"results {other.key} and {result.key} define their metrics differently: "
+                    f"results {other.source} and {result.source} define their metrics differently: "
                     f"{name} is '{other.definitions[name]}' and '{formula}'"
                 )
 
@@ -152,18 +161,40 @@ def check_same_tasks(one: Result, two: Result) -> None:
         first, second = (sorted(n for t in r.tasks for n in t["classes"]) for r in (one, two))
         if first != second:
             raise InputError(
-                f"results {one.key} and {two.key} are of different classes; report them apart"
+                f"results {one.source} and {two.source} are of different classes: "
+                f"{describe_difference(one, two)}; report them apart"
             )
     for name, description in compared.items():
         if [t.get(name) for t in one.tasks] != [t.get(name) for t in two.tasks]:
             raise InputError(
-                f"results {one.key} and {two.key} are of different {description}; report them apart"
+                f"results {one.source} and {two.source} are of different {description}: "
+                f"{describe_difference(one, two)}; report them apart"
             )
 
 
 # Settings that shape a scenario: if all are equal, its hash is the hash of the images.
 SCENARIO_SETTINGS = set(RunSettings.model_fields) - set(LearnerSettings.model_fields)
 SCENARIO_SETTINGS = SCENARIO_SETTINGS - {"data_dir", "stream_batch_size"} | {"seed", "template"}
+
+
+def describe_difference(one: Result, two: Result) -> str:
+    """The settings of the scenario in which two results differ, else their first tasks."""
+    first, second = full_settings(one), full_settings(two)
+    shaping = sorted(SCENARIO_SETTINGS - {"seed"})
+    names = [name for name in shaping if first[name] != second[name]]
+    if names:
+        return ", ".join(f"{name} is {first[name]} and {second[name]}" for name in names)
+    if len(one.tasks) != len(two.tasks):
+        return f"{len(one.tasks)} and {len(two.tasks)} tasks"
+    pairs = zip(one.tasks, two.tasks, strict=True)
+    n, (a, b) = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
+    return f"task {n + 1} has {_describe_task(a)}, and {_describe_task(b)}"
+
+
+def _describe_task(task: Mapping[str, Any]) -> str:
+    classes = task["classes"]
+    names = ", ".join(classes[:3]) + (", …" if len(classes) > 3 else "")
+    return f"{plural(len(classes), 'class')} ({names}) with {plural(task.get('test', 0), 'test image')}"
 
 
 def check_comparable(results: Sequence[Result]) -> None:
@@ -178,7 +209,7 @@ def check_comparable(results: Sequence[Result]) -> None:
         check_same_tasks(first, result)
         if first.backbone.get("fingerprint") != result.backbone.get("fingerprint"):
             raise InputError(
-                f"results {first.key} and {result.key} are of different backbones: "
+                f"results {first.source} and {result.source} are of different backbones: "
                 f"{first.backbone['name']} and {result.backbone['name']}; report them apart"
             )
         shaping = [settings[name] for name in sorted(SCENARIO_SETTINGS)]
@@ -187,7 +218,7 @@ def check_comparable(results: Sequence[Result]) -> None:
         other = by_scenario.setdefault(json.dumps([len(result.R), *shaping]), result)
         if other.stream.get("hash") != result.stream.get("hash"):
             raise InputError(
-                f"results {other.key} and {result.key} have scenarios with the same settings but "
+                f"results {other.source} and {result.source} have scenarios with the same settings but "
                 "other images; the data has changed between them"
             )
 
@@ -200,6 +231,6 @@ def check_paired(one: Result, two: Result) -> None:
     for name in ("seed", "test_noise", *CLASS_ORDER_SETTINGS):
         if first[name] != second[name]:
             raise InputError(
-                f"results {one.key} and {two.key} are evaluated on different test images: "
+                f"results {one.source} and {two.source} are evaluated on different test images: "
                 f"{name} is {first[name]} and {second[name]}"
             )

@@ -13,7 +13,7 @@ import platform
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,11 +23,14 @@ import numpy as np
 import torch
 
 from dosapp.errors import CorruptRecordError, InputError
+from dosapp.experiments.callbacks import Phase, RunCallback
 from dosapp.experiments.evaluator import Evaluator
 from dosapp.experiments.metrics import (
     DEFINITIONS,
     MATRIX_METRICS,
     Matrix,
+    accuracy,
+    forgetting,
     forgetting_matrix,
     forward_transfer,
     previous_tasks,
@@ -40,35 +43,13 @@ from dosapp.learner.learner import Learner
 from dosapp.learner.persistence import write_description
 from dosapp.methods.base import AdaptResult
 from dosapp.runtime import distributed
+from dosapp.runtime.devices import resolve_device
 from dosapp.runtime.files import ensure_dir, lock_folder, read_json, write_json
+from dosapp.runtime.plural import plural
 from dosapp.runtime.process_memory import peak_memory, reset_peak_memory
 from dosapp.settings import RunSettings
 
 CHECKPOINT_INTERVAL = 50  # steps
-
-
-class RunCallback:
-    """Called while a run goes on; every default does nothing.
-
-    Example:
-        >>> class PrintAccuracies(RunCallback):
-        ...     def on_evaluation(self, session: int, accuracies: list[float]) -> None:
-        ...         print(f"session {session}: {accuracies}")
-        >>> PrintAccuracies().on_evaluation(0, [97.5])
-        session 0: [97.5]
-    """
-
-    def on_begin(self, label: str, sessions: int) -> None:
-        """The run starts or continues."""
-
-    def on_training_step(self, session: int, step: int, total: int, loss: float) -> None:
-        """A labelled step was taken."""
-
-    def on_stream_step(self, session: int, step: int, total: int) -> None:
-        """A batch of the stream was processed."""
-
-    def on_evaluation(self, session: int, accuracies: list[float]) -> None:
-        """A session is over; accuracies are those of the tasks seen so far."""
 
 
 @dataclass
@@ -77,7 +58,7 @@ class Progress:
     format's)."""
 
     session: int = 0
-    phase: str = "learn"
+    phase: Phase = "learn"
     done: int = 0  # steps of this phase
     matrices: dict[str, dict[str, list[list[float | None]]]] = field(default_factory=dict)
     ahead: list[float] = field(default_factory=list)  # accuracy on a task before it is learned
@@ -129,6 +110,7 @@ def run(
     known = _check_folder(folder, planned.identity, resume)
     if known and (folder / "result.json").exists():
         return Result.read(folder)
+    resolve_device(planned.settings.device)  # before the folder exists
     with lock_folder(ensure_dir(folder), wait):
         # Another process may have started or finished it meanwhile.
         known = _check_folder(folder, planned.identity, resume)
@@ -179,8 +161,19 @@ def replace_run(new: Path, old: Path) -> None:
     shutil.rmtree(new)
 
 
-def _check_folder(folder: Path, identity: Mapping[str, Any], resume: bool) -> dict[str, Any] | None:
-    """Read `run.json`; raise if the folder holds another run or something else."""
+def check_run_folder(folder: Path, resume: bool) -> dict[str, Any] | None:
+    """Read `run.json`, before anything is loaded.
+
+    Args:
+        folder: The folder of a run.
+        resume: Whether a run in it is continued.
+
+    Returns:
+        What is known of the run; None if there is none yet.
+
+    Raises:
+        InputError: The folder holds a run that is not to be continued, or something else.
+    """
     path = folder / "run.json"
     if not path.exists():
         others = [p for p in folder.iterdir() if p.name[0] != "."] if folder.exists() else []
@@ -190,12 +183,20 @@ def _check_folder(folder: Path, identity: Mapping[str, Any], resume: bool) -> di
     if not resume:
         raise InputError(f"'{folder}' already holds a run; add --resume to continue it")
     known: dict[str, Any] = read_json(path)
+    return known
+
+
+def _check_folder(folder: Path, identity: Mapping[str, Any], resume: bool) -> dict[str, Any] | None:
+    """Read `run.json`; raise if the folder holds another run or something else."""
+    known = check_run_folder(folder, resume)
+    if known is None:
+        return None
     if known.get("identity") != json.loads(json.dumps(identity)):
         raise InputError(f"'{folder}' holds a run with other settings; choose another --out")
     processes = known.get("processes", 1)
     if processes != distributed.world_size() and not (folder / "result.json").exists():
         raise InputError(
-            f"'{folder}' was started with {processes} process(es); continue it with as many"
+            f"'{folder}' was started with {plural(processes, 'process')}; continue it with as many"
         )
     return known
 
@@ -226,16 +227,19 @@ class Experiment:
 
     def finish(self) -> Result:
         """Run all sessions that are left, and write the result."""
-        if not self._resume():
+        is_resumed = self._resume()
+        if not is_resumed:
             write_description(self.learner, self.folder / "learner")
             self._evaluate_pretrained()
-        sessions = len(self.scenario.task_groups)
+        progress, sessions = self.progress, len(self.scenario.task_groups)
         self.callback.on_begin(run_label(self.settings), sessions)
-        while self.progress.session < sessions:
-            if self.progress.phase == "learn":
-                self._learn(self.progress.session)
+        if is_resumed:
+            self.callback.on_resume(progress.session, progress.phase, progress.done)
+        while progress.session < sessions:
+            if progress.phase == "learn":
+                self._learn(progress.session)
             else:
-                self._adapt(self.progress.session)
+                self._adapt(progress.session)
         result = self._result()
         result.write(self.folder)
         return result
@@ -304,7 +308,7 @@ class Experiment:
         self.progress.guessed[t] += len(correct)
         self.progress.differed[t] += result.disagreement * len(correct)
 
-    def _end_phase(self, t: int, next_phase: str, reason: str) -> None:
+    def _end_phase(self, t: int, next_phase: Phase, reason: str) -> None:
         self.progress.session = t + (next_phase == "learn")
         self.progress.phase, self.progress.done = next_phase, 0
         when = "before" if next_phase == "adapt" else "after"
@@ -325,9 +329,9 @@ class Experiment:
     def _evaluate_pretrained(self) -> None:
         """Zero-shot accuracy on each task among the classes seen so far, and on controls."""
         backbone, tasks = self.planned.backbone, range(len(self.scenario.tasks))
-        accuracy = self.evaluator.accuracy
-        self.progress.zero_shot = [accuracy(backbone, j, range(j + 1)) for j in tasks]
-        overall = [accuracy(backbone, j, tasks) for j in tasks]
+        measure = self.evaluator.accuracy
+        self.progress.zero_shot = [measure(backbone, j, range(j + 1)) for j in tasks]
+        overall = [measure(backbone, j, tasks) for j in tasks]
         self.progress.untouched = float(np.mean(overall))
         self.progress.control = self.evaluator.control_accuracy(backbone)
 
@@ -335,8 +339,8 @@ class Experiment:
         """Accuracy on the next task before it is learned, for forward transfer."""
         _, expert = self.learner.answering_expert
         for j in self.scenario.task_groups[t]:
-            accuracy = self.evaluator.accuracy(expert, j, range(j + 1))
-            self.progress.ahead = [*self.progress.ahead[:j], accuracy]
+            ahead = self.evaluator.accuracy(expert, j, range(j + 1))
+            self.progress.ahead = [*self.progress.ahead[:j], ahead]
 
     def _evaluate(self, t: int, when: str, unchanged: bool = False) -> None:
         """Row t of the accuracy matrix of every expert; if unchanged, copied from before."""
@@ -357,6 +361,21 @@ class Experiment:
         if when == "after":
             answering = next(iter(self.progress.matrices.values()))
             self.callback.on_evaluation(t, [x for x in answering["after"][t] if x is not None])
+            self.callback.on_metrics(t, self._metrics_so_far(answering, seen))
+
+    def _metrics_so_far(
+        self, matrices: Mapping[str, list[list[float | None]]], seen: Sequence[int]
+    ) -> dict[str, float]:
+        """Metrics of the tasks seen by now: R as if the run ended here."""
+        R = np.array(matrices["after"], dtype=float)[:, list(seen)]
+        before = np.array(matrices["before"][-1], dtype=float)[list(seen)]
+        values = {
+            "accuracy": accuracy(R),
+            "accuracy_before_stream": float(np.mean(before)),
+            "forgetting": forgetting(R),
+            **{f"accuracy/task_{j + 1:02d}": float(R[-1, n]) for n, j in enumerate(seen)},
+        }
+        return {name: value for name, value in values.items() if not np.isnan(value)}
 
     @contextmanager
     def _timed(self, phase: str, t: int) -> Iterator[None]:

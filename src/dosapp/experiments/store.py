@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dosapp.errors import DosappError, InputError
+from dosapp.experiments.callbacks import RunCallback
 from dosapp.experiments.plan import Plan, plan
 from dosapp.experiments.result import Result
-from dosapp.experiments.run import RunCallback, run
+from dosapp.experiments.run import run
 from dosapp.methods.registry import METHODS
 from dosapp.settings import RunSettings
 

@@ -6,14 +6,15 @@ Every run writes `log.jsonl`. Another tracker is a class with `log` and `close` 
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from dosapp.errors import unknown_name
-from dosapp.experiments.run import RunCallback
+from dosapp.experiments.callbacks import Phase, RunCallback
+from dosapp.methods.registry import build_method
 from dosapp.runtime.extras import missing_extra
 from dosapp.settings import RunSettings
 
@@ -59,20 +60,26 @@ def _parse_lines(lines: str) -> Iterator[dict[str, Any]]:
 
 
 class TensorBoard:
-    """Scalars in `tensorboard/` of the run's folder."""
+    """Scalars and hyper-parameters in `tensorboard/` of the run's folder."""
 
     def __init__(self, folder: Path, settings: RunSettings) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(folder / "tensorboard"))
+        self.hyperparameters = list_hyperparameters(settings)
+        self.final: dict[str, float] = {}  # the last values of the metrics
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Add a scalar for each value."""
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
+            if name in ("accuracy", "forgetting"):
+                self.final[f"final/{name}"] = value
 
     def close(self) -> None:
-        """Close the writer."""
+        """Write the row of the table of hyper-parameters, and close the writer."""
+        if self.final:
+            self.writer.add_hparams(self.hyperparameters, self.final, run_name=".")
         self.writer.close()
 
 
@@ -82,7 +89,7 @@ class WeightsAndBiases:
     def __init__(self, folder: Path, settings: RunSettings) -> None:
         import wandb
 
-        config = settings.model_dump(mode="json")
+        config = list_hyperparameters(settings)
         self.run = wandb.init(project="dosapp", dir=str(folder), config=config)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -103,7 +110,7 @@ class MLflow:
         self.api = mlflow
         mlflow.set_experiment("dosapp")
         mlflow.start_run(run_name=folder.name)
-        mlflow.log_params(settings.model_dump(mode="json"))
+        mlflow.log_params(list_hyperparameters(settings))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Log the values of a step."""
@@ -120,6 +127,56 @@ TRACKERS: Mapping[str, Callable[[Path, RunSettings], Tracker]] = {
     "mlflow": MLflow,
 }
 PACKAGES = frozenset(TRACKERS)  # each has the name of its package and of our extra
+
+
+def parse_trackers(values: Iterable[str]) -> list[str]:
+    """Read names of trackers as open_clip and transformers write them.
+
+    Args:
+        values: Names, or several with commas; `all` for those that are installed, `none` for none.
+
+    Returns:
+        Each tracker once.
+
+    Raises:
+        InputError: A tracker is unknown or its package is not installed.
+
+    Example:
+        >>> parse_trackers(["tensorboard,wandb", "none"])
+        ['tensorboard', 'wandb']
+    """
+    names: list[str] = []
+    for name in (part.strip() for value in values for part in value.split(",")):
+        installed = [known for known in TRACKERS if find_spec(known) is not None]
+        names += {"all": installed, "none": []}.get(name, [name])
+    check_trackers(names)
+    return list(dict.fromkeys(names))
+
+
+def check_trackers(names: Iterable[str]) -> None:
+    """Raise an `InputError` if a tracker is unknown or its package is not installed."""
+    for name in names:
+        if name not in TRACKERS:
+            raise unknown_name("tracker", name, [*TRACKERS, "all", "none"])
+        if name in PACKAGES and find_spec(name) is None:
+            raise missing_extra(f"tracking with {name}", name)
+
+
+def list_hyperparameters(settings: RunSettings) -> dict[str, str | float | bool]:
+    """All settings of a run by name, with those of its method, as text, numbers or switches.
+
+    Example:
+        >>> values = list_hyperparameters(RunSettings(method="spu", options={"sparsity": 0.3}))
+        >>> values["method"], values["options.sparsity"], values["adapt"]
+        ('spu', 0.3, '')
+    """
+    values = settings.model_dump(mode="json", exclude={"options"})
+    method = build_method(settings.method, settings.adapt, settings.options)
+    values |= {f"options.{name}": value for name, value in method.hyperparameters().items()}
+    return {
+        name: value if isinstance(value, str | float | int) else "" if value is None else str(value)
+        for name, value in values.items()
+    }
 
 
 class TrackingCallback(RunCallback):
@@ -142,11 +199,7 @@ class TrackingCallback(RunCallback):
         names: Sequence[str] = (),
         other: RunCallback | None = None,
     ) -> None:
-        for name in names:
-            if name not in TRACKERS:
-                raise unknown_name("tracker", name, TRACKERS)
-            if name in PACKAGES and find_spec(name) is None:
-                raise missing_extra(f"tracking with {name}", name)
+        check_trackers(names)
         self.folder, self.settings, self.names = folder, settings, names
         self.trackers: list[Tracker] = []
         self.other, self.step = other or RunCallback(), 0
@@ -160,26 +213,34 @@ class TrackingCallback(RunCallback):
             self.trackers.append(TRACKERS[name](self.folder, self.settings))
         self.other.on_begin(label, sessions)
 
-    def _log(self, **values: float) -> None:
+    def _log(self, values: Mapping[str, float]) -> None:
         for tracker in self.trackers:
             tracker.log(values, self.step)
+
+    def on_resume(self, session: int, phase: Phase, step: int) -> None:
+        """Pass it on."""
+        self.other.on_resume(session, phase, step)
 
     def on_training_step(self, session: int, step: int, total: int, loss: float) -> None:
         """Log the loss."""
         self.step += 1
-        self._log(session=session + 1, loss=loss)
+        self._log({"session": session + 1, "loss": loss})
         self.other.on_training_step(session, step, total, loss)
 
     def on_stream_step(self, session: int, step: int, total: int) -> None:
         """Log the position in the stream."""
         self.step += 1
-        self._log(session=session + 1, stream_step=step)
+        self._log({"session": session + 1, "stream_step": step})
         self.other.on_stream_step(session, step, total)
 
     def on_evaluation(self, session: int, accuracies: list[float]) -> None:
-        """Log the mean accuracy."""
-        self._log(session=session + 1, accuracy=sum(accuracies) / len(accuracies))
+        """Pass it on; `on_metrics` logs the numbers."""
         self.other.on_evaluation(session, accuracies)
+
+    def on_metrics(self, session: int, metrics: Mapping[str, float]) -> None:
+        """Log accuracy, overall and by task, and forgetting."""
+        self._log({"session": session + 1, **metrics})
+        self.other.on_metrics(session, metrics)
 
     def close(self) -> None:
         """Close all trackers."""

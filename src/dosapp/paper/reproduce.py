@@ -17,9 +17,7 @@ import yaml
 from dosapp.backbones.registry import resolve_lr
 from dosapp.errors import DosappError, unknown_name
 from dosapp.experiments.costs import time_sessions
-from dosapp.experiments.grid import parse_seeds
-from dosapp.experiments.plan import comparable_settings, plan
-from dosapp.experiments.store import Store
+from dosapp.experiments.grid import parse_seeds, row_key
 from dosapp.runtime.files import read_json
 from dosapp.settings import RunSettings, read_yaml
 
@@ -196,26 +194,18 @@ def check_stored(
         folder: The result store; it need not exist.
 
     Returns:
-        Settings, and whether the result is in the store. A run whose data or backbone is not
-        available here counts as missing.
+        Settings, and whether a result of them is in the store. Settings are compared, so that
+        neither data nor backbone is loaded; a run is computed again if these have changed.
     """
-    store, timed = Store(folder), list_timed_runs(scale) if "time" in names else {}
+    timed = list_timed_runs(scale) if "time" in names else {}
     files = folder.glob("*/result.json")
-    candidates = {_training_settings(settings) for file in files if (settings := _stored(file))}
-    unavailable: set[tuple[str, str]] = set()  # looking for a backbone on the hub takes long
+    known = {(s["seed"], row_key(s)) for file in files if (s := _stored(file))}
 
     def is_stored(run: RunSettings) -> bool:
-        sources, settings = (run.backbone, run.data), resolve_lr(run).model_dump(mode="json")
-        if sources in unavailable or _training_settings(settings) not in candidates:
-            return False
-        try:
-            return (store.run_folder(plan(run)) / "result.json").exists()
-        except DosappError:
-            unavailable.add(sources)
-            return False
+        return (run.seed, row_key(resolve_lr(run).model_dump(mode="json"))) in known
 
+    stored = [(run, is_stored(run)) for run in list_runs(names, scale)]
     with warnings.catch_warnings(action="ignore"):  # they are shown when a run is computed
-        stored = [(run, is_stored(run)) for run in list_runs(names, scale)]
         is_timed = bool(timed) and any(folder.glob("time-*.json"))
         try:
             is_timed = is_timed and time_sessions(timed, folder, measure=False) is not None
@@ -230,13 +220,6 @@ def _stored(path: Path) -> dict[str, Any]:
         return dict(read_json(path)["settings"])
     except (DosappError, KeyError, TypeError, ValueError):
         return {}
-
-
-def _training_settings(settings: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The settings that are part of a result's key as they are: equal keys have them equal."""
-    values = comparable_settings(settings)
-    names = ("method", "adapt", "lr", "weight_decay", "epochs", "batch_size", "stream_batch_size")
-    return settings["seed"], values["buffer_size"], *(values[name] for name in names)
 
 
 def format_command(settings: RunSettings) -> str:

@@ -112,7 +112,7 @@ def build_rows(results: Iterable[Result]) -> list[Row]:
         other = group.setdefault(result.settings["seed"], result)
         if other is not result:
             raise InputError(
-                f"results {other.key} and {result.key} have the same settings and seed, but other "
+                f"results {other.source} and {result.source} have the same settings and seed, but other "
                 "data, weights or defaults; report one of them"
             )
     for name in datasets:

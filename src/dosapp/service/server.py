@@ -13,6 +13,7 @@ from dosapp.errors import BusyError, InputError
 from dosapp.experiments.plan import build_scenario
 from dosapp.learner.learner import Learner
 from dosapp.runtime.extras import missing_extra
+from dosapp.runtime.plural import plural
 from dosapp.service.guards import Canary
 from dosapp.service.log_config import configure_logging
 from dosapp.service.service import open_service
@@ -81,7 +82,7 @@ def serve(
             listener.close()  # Ray's proxy listens itself
             with deploy(fleet, host, port, canary), contextlib.suppress(KeyboardInterrupt):
                 _exit_on_sigterm()  # replaces Ray's handler
-                on_ready(f"one writer and {replicas} reader(s) of {folder}")
+                on_ready(f"one writer and {plural(replicas, 'reader')} of {folder}")
                 on_ready(describe_access(url, folder, tokens))
                 signal.pause()
             return

@@ -26,6 +26,7 @@ from dosapp.history.history import History
 from dosapp.history.record import State
 from dosapp.learner.learner import Learner, Prediction
 from dosapp.runtime.files import read_json, write_json
+from dosapp.runtime.plural import plural
 from dosapp.scenario import Session
 from dosapp.service.guards import Canary, Guard, Signals
 from dosapp.service.reader import Published, thread_count
@@ -458,10 +459,10 @@ class Writer:
         steps = self._unsaved_steps
         measured["disagreement"] = _mean(steps)
         try:
-            self._append(self._last_good, f"{len(steps)} steps on the stream", measured)
+            self._append(self._last_good, f"{plural(len(steps), 'step')} on the stream", measured)
         except (DosappError, OSError) as error:  # go on, and try again after an interval
             self.last_error, self._last_change = str(error), time.monotonic()
-            logger.warning("%d steps on the stream are not saved: %s", len(steps), error)
+            logger.warning("not saved: %s on the stream: %s", plural(len(steps), "step"), error)
 
     def _refuse_interval(self, reason: str) -> None:
         self._restore_last_good()
@@ -525,7 +526,7 @@ class Writer:
         else:
             self.on_event("taught", {"job": job.id, "who": job.caller, "version": job.version,
                                      "classes": job.classes, "images": job.images})  # fmt: skip
-            counts = f"{len(job.classes)} class(es), {job.images} image(s)"
+            counts = f"{plural(len(job.classes), 'class')}, {plural(job.images, 'image')}"
             job.end("done", "; ".join([counts, *remarks]))
 
     def _undo_session(

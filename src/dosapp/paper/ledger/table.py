@@ -255,7 +255,11 @@ class Ledger:
             facts = cell.to_dict()
             yield f"- {cell.row.name}, {cell.data}: `{facts['command']}`"
             if cell.results:
-                skipped = f", without {n} unreadable image(s)" if (n := facts["left_out"]) else ""
+                skipped = (
+                    f", without {n} unreadable image{'s' * (n > 1)}"
+                    if (n := facts["left_out"])
+                    else ""
+                )
                 yield (
                     f"  backbone {facts['backbone']}, streams {' '.join(facts['stream'])}{skipped},"
                     f" {facts['machine']}, {facts['finished']}"
