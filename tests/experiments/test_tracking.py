@@ -89,7 +89,7 @@ def logged_values(run_folder: Path, name: str) -> list[float]:
     return [line[name] for line in lines if name in line]
 
 
-LOGGED = ("accuracy", "forgetting", "accuracy/task_01", "accuracy/task_02", "loss")
+LOGGED = ("accuracy", "forgetting", "task_accuracy/01", "task_accuracy/02", "loss")
 
 
 def test_the_log_has_the_numbers_of_the_result(tmp_path) -> None:
@@ -97,7 +97,7 @@ def test_the_log_has_the_numbers_of_the_result(tmp_path) -> None:
     result = Result.read(tmp_path / "x")
     assert logged_values(tmp_path / "x", "forgetting") == [result.metrics["forgetting"]]
     assert logged_values(tmp_path / "x", "accuracy")[-1] == result.metrics["accuracy"]
-    for j, name in enumerate(("accuracy/task_01", "accuracy/task_02")):
+    for j, name in enumerate(("task_accuracy/01", "task_accuracy/02")):
         assert logged_values(tmp_path / "x", name) == [row[j] for row in result.R[j:]]
     before = result.matrices[result.evaluated]["before"]
     assert logged_values(tmp_path / "x", "accuracy_before_stream")[0] == before[0][0]

@@ -33,4 +33,4 @@ class RunCallback:
         """A session is over; accuracies are those of the tasks seen so far."""
 
     def on_metrics(self, session: int, metrics: Mapping[str, float]) -> None:
-        """The same as metrics by name: `accuracy`, `accuracy/task_01`, …, `forgetting`."""
+        """The same as metrics by name: `accuracy`, `task_accuracy/01`, …, `forgetting`."""

@@ -194,7 +194,8 @@ def describe_difference(one: Result, two: Result) -> str:
 def _describe_task(task: Mapping[str, Any]) -> str:
     classes = task["classes"]
     names = ", ".join(classes[:3]) + (", …" if len(classes) > 3 else "")
-    return f"{plural(len(classes), 'class')} ({names}) with {plural(task.get('test', 0), 'test image')}"
+    images = plural(task.get("test", 0), "test image")
+    return f"{plural(len(classes), 'class')} ({names}) with {images}"
 
 
 def check_comparable(results: Sequence[Result]) -> None:
@@ -218,8 +219,8 @@ def check_comparable(results: Sequence[Result]) -> None:
         other = by_scenario.setdefault(json.dumps([len(result.R), *shaping]), result)
         if other.stream.get("hash") != result.stream.get("hash"):
             raise InputError(
-                f"results {other.source} and {result.source} have scenarios with the same settings but "
-                "other images; the data has changed between them"
+                f"results {other.source} and {result.source} have scenarios with the same "
+                "settings but other images; the data has changed between them"
             )
 
 

@@ -373,7 +373,7 @@ class Experiment:
             "accuracy": accuracy(R),
             "accuracy_before_stream": float(np.mean(before)),
             "forgetting": forgetting(R),
-            **{f"accuracy/task_{j + 1:02d}": float(R[-1, n]) for n, j in enumerate(seen)},
+            **{f"task_accuracy/{j + 1:02d}": float(R[-1, n]) for n, j in enumerate(seen)},
         }
         return {name: value for name, value in values.items() if not np.isnan(value)}
 

@@ -112,8 +112,8 @@ def build_rows(results: Iterable[Result]) -> list[Row]:
         other = group.setdefault(result.settings["seed"], result)
         if other is not result:
             raise InputError(
-                f"results {other.source} and {result.source} have the same settings and seed, but other "
-                "data, weights or defaults; report one of them"
+                f"results {other.source} and {result.source} have the same settings and seed, but "
+                "other data, weights or defaults; report one of them"
             )
     for name in datasets:
         check_comparable([result for result in results if result.stream["name"] == name])
