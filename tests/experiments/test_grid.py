@@ -257,7 +257,8 @@ class TestTuning:
         assert all("/train/" in key for key in [*teach.train.keys(), *held.keys()])
         assert len(teach.unlabelled) == 0
 
-    def test_never_reads_the_test_set(self, small, monkeypatch) -> None:
+    @pytest.mark.parametrize("trials", [None, 2], ids=["grid", "optuna"])
+    def test_never_reads_the_test_set(self, trials, small, monkeypatch) -> None:
         read = InMemoryImages.read
 
         def read_training_images(images: InMemoryImages, rows: object) -> Tensor:
@@ -268,8 +269,9 @@ class TestTuning:
         settings = small(method="spu", train_images=10)
         with pytest.raises(AssertionError):
             plan(settings).scenario.tasks[0].test.read([0])
-        tuned = tune(settings, rates=[1e-4, 1e-3], seeds=1)
-        assert tuned.lr in (1e-4, 1e-3)
+        tuned = tune(settings, rates=[1e-4, 1e-3], seeds=1, trials=trials)
+        assert 1e-4 <= tuned.lr <= 1e-3
+        assert len(tuned.trials) == 2
         assert tuned.images == {"teach": 24, "score": 6}
 
     def test_shipped_rates_are_used_for_the_tiny_backbone_only(self) -> None:

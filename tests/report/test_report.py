@@ -6,7 +6,6 @@ import pytest
 
 from dosapp.errors import InputError
 from dosapp.experiments.result import Result, check_paired
-from dosapp.experiments.store import read_results
 from dosapp.report import describe_provenance, describe_scenarios
 from dosapp.report.sweeps import find_sweeps
 from dosapp.report.tables import (
@@ -185,7 +184,7 @@ class TestComparability:
         for result in self.changed(task={"classes": ["dog"]}, settings={"tasks": 3}):
             result.write(tmp_path / result.key)
         with pytest.raises(InputError) as refused:
-            build_rows(read_results([tmp_path]))
+            build_rows([Result.read(tmp_path / key) for key in ("one", "two")])
         assert str(refused.value) == (
             f"results '{tmp_path}/one' and '{tmp_path}/two' are of different tasks: tasks is 10 "
             "and 3; report them apart"

@@ -4,7 +4,9 @@ import asyncio
 import errno
 import os
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from dosapp.drills.service_process import encode_test_images
 from dosapp.errors import (
@@ -172,6 +174,27 @@ class TestTable:
         asyncio.run(build_app(service)(scope, receive, send))
         assert sent == []
         assert [r.fields["status"] for r in caplog.records if hasattr(r, "fields")] == [499]
+
+
+def test_the_client_takes_one_image_or_many_of_any_kind(folder, tmp_path) -> None:
+    pixels = np.zeros((40, 30, 3), dtype=np.uint8)
+    pixels[..., 0] = 200
+    image, path = Image.fromarray(pixels), tmp_path / "red.png"
+    image.save(path)
+    given = [str(path), path, path.read_bytes(), image, pixels]
+    with open_service(folder) as service, serve_at_port(service) as url, Client(url) as client:
+        [expected] = client.predict([path], learn=False)["predictions"]
+        for one in given:
+            assert client.predict(one, learn=False)["predictions"] == [expected]
+        assert client.predict(np.stack([pixels] * 2), learn=False)["predictions"] == [expected] * 2
+        assert client.predict(given, learn=False)["predictions"] == [expected] * 5
+        for wrong, message in [
+            (pixels / 255, r"an array is float64 \[40, 30, 3\]; give images as uint8"),
+            ([7], "an image is a int; give a path, bytes"),
+            ("fox.jpg", "'fox.jpg' cannot be read"),
+        ]:
+            with pytest.raises(InputError, match=message):
+                client.predict(wrong)
 
 
 def test_the_client_raises_input_errors_for_wrong_requests_only(folder) -> None:

@@ -333,6 +333,12 @@ def tune(
         str | None, typer.Option(help="learning rates to try, comma-separated")
     ] = None,
     tries: Annotated[int, typer.Option(min=1, help="seeds per rate")] = 3,
+    search: Annotated[
+        Literal["grid", "optuna"], typer.Option(help="try --rates, or search between them")
+    ] = "grid",
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="rates that Optuna proposes [12]")
+    ] = None,
     file: Annotated[Path, typer.Option("--out", help="YAML to write, or to add to")] = Path(
         "rates.yaml"
     ),
@@ -343,11 +349,19 @@ def tune(
     from dosapp.experiments.plan import load_settings
     from dosapp.experiments.tune import RATES, TunedRates
     from dosapp.experiments.tune import tune as choose
+    from dosapp.runtime.extras import check_extra
 
     try:
         candidates = [float(r) for r in rates.split(",")] if rates else RATES
     except ValueError as error:
         raise InputError(f"rates are '{rates}'; write them as 1e-4,3e-4") from error
+    if search == "optuna":
+        check_extra("a search with Optuna", "optuna")
+        if min(candidates) <= 0 or len(set(candidates)) < 2:
+            raise InputError(f"rates are '{rates}'; Optuna needs two ends above 0, as 1e-5,1e-2")
+        trials = trials or 12
+    elif trials is not None:
+        raise InputError(f"--trials is {trials}, which only --search optuna uses; add it")
     tuned_rates = TunedRates.read(file)
     for method in methods.split(","):
         settings = load_settings(
@@ -358,7 +372,9 @@ def tune(
             def show_trial(method: str, lr: float, seed: int, status: Status = status) -> None:
                 status.update(f"tuning {method}: {lr:g}, seed {seed}")
 
-            tuned = choose(settings, rates=candidates, seeds=tries, on_trial=show_trial)
+            tuned = choose(
+                settings, rates=candidates, seeds=tries, trials=trials, on_trial=show_trial
+            )
         tuned_rates.add(tuned)
         if not as_json:
             out.print(f"{method}: {tuned.lr:g}   {tuned.evidence()['accuracy']}")

@@ -137,6 +137,48 @@ def history_gc(
     out.print(f"{plural(dropped, 'version')} dropped")
 
 
+Repository = Annotated[str, typer.Argument(help="ORG/NAME on the Hugging Face Hub")]
+HubToken = Annotated[str | None, typer.Option(envvar="HF_TOKEN", help="of the hub, if needed")]
+
+
+@app.command()
+def push(
+    folder: LearnerFolder,
+    repository: Repository,
+    public: Annotated[bool, typer.Option("--public", help="a new repository is public")] = False,
+    include_images: Annotated[
+        bool, typer.Option("--include-images", help="also if it holds images")
+    ] = False,
+    token: HubToken = None,
+    dry_run: Annotated[bool, typer.Option(help="print the model card, upload nothing")] = False,
+) -> None:
+    """Upload a learner to the Hugging Face Hub, with a model card."""
+    from dosapp.learner.hub import push_folder
+    from dosapp.learner.model_card import write_model_card
+
+    if dry_run:
+        print(write_model_card(folder, repository), end="")
+        return
+    address = push_folder(
+        folder, repository, private=not public, include_images=include_images, token=token
+    )
+    out.print(f"wrote {address}; load it with Learner.from_pretrained('{repository}')")
+
+
+@app.command()
+def pull(
+    repository: Repository,
+    folder: Annotated[Path, typer.Argument(help="a new folder")],
+    revision: Annotated[str | None, typer.Option(help="a branch, tag or commit")] = None,
+    token: HubToken = None,
+) -> None:
+    """Download a learner from the Hugging Face Hub."""
+    from dosapp.learner.hub import pull_folder
+
+    pull_folder(repository, folder, revision=revision, token=token)
+    out.print(f"wrote {folder}; now: dosapp serve {folder}")
+
+
 @app.command()
 def export(
     folder: LearnerFolder,

@@ -7,7 +7,7 @@ least.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from dosapp.backbones.registry import load_backbone
 from dosapp.data.images import LabelledImages
 from dosapp.errors import DivergedError, InputError
 from dosapp.experiments.evaluator import EVAL_BATCH_SIZE
+from dosapp.experiments.optuna_search import propose_rates
 from dosapp.experiments.plan import build_scenario
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import write_bytes
@@ -96,23 +97,29 @@ class TunedRates:
 def tune(
     settings: RunSettings,
     *,
-    rates: Iterable[float] = RATES,
+    rates: Sequence[float] = RATES,
     seeds: int = 3,
+    trials: int | None = None,
     on_trial: Callable[[str, float, int], None] = lambda method, lr, seed: None,
 ) -> TuningResult:
     """Train on the first task with each learning rate and choose one.
 
     Args:
         settings: The run; its learning rate and seed are ignored.
-        rates: Learning rates to try.
+        rates: Learning rates to try; with `trials`, the ends of the range that is searched.
         seeds: Number of seeds per rate.
+        trials: Number of rates that Optuna proposes, instead of trying those given.
         on_trial: Called with method, rate and seed before each training.
 
     Returns:
         The chosen rate and all trials.
     """
-    trials, images = [], {"teach": 0, "score": 0}
-    for lr in rates:
+    tried, images = dict[float, Trial](), {"teach": 0, "score": 0}
+    if trials is None:
+        candidates: Iterable[float] = rates
+    else:
+        candidates = propose_rates(min(rates), max(rates), trials, lambda lr: tried[lr].accuracy)
+    for lr in candidates:
         correct: list[bool] = []
         for seed in range(seeds):
             on_trial(settings.method, lr, seed)
@@ -128,8 +135,9 @@ def tune(
             predicted = [p.label for pixels in batches for p in learner.predict(pixels, top=1)]
             labels = [session.classes[label] for label in validation.labels]
             correct += [a == b for a, b in zip(predicted, labels, strict=True)]
-        trials.append(Trial.from_counts(lr, sum(correct), len(correct)))
-    return TuningResult(settings.method, choose_rate(trials), trials, images)
+        tried[lr] = Trial.from_counts(lr, sum(correct), len(correct))
+    found = list(tried.values())
+    return TuningResult(settings.method, choose_rate(found), found, images)
 
 
 def choose_rate(trials: list[Trial]) -> float:

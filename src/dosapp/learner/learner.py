@@ -484,6 +484,57 @@ class Learner:
         learner.restore(*load_latest(learner.history(Path(folder))))
         return learner
 
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool = True,
+        include_images: bool = False,
+        token: str | None = None,
+    ) -> str:
+        """Upload the learner to the Hugging Face Hub, with a model card.
+
+        Args:
+            repo_id: `ORG/NAME`; it is created if it does not exist.
+            private: Whether a new repository is private.
+            include_images: Allow it although the checkpoint holds images (a replay buffer).
+            token: Of the hub; that of `hf auth login` or HF_TOKEN if not given.
+
+        Returns:
+            The address of the commit.
+        """
+        from dosapp.learner.hub import push_learner
+
+        return push_learner(
+            self, repo_id, private=private, include_images=include_images, token=token
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: Path | str,
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        device: str = "cpu",
+    ) -> "Learner":
+        """Load a learner from the Hugging Face Hub, or from a folder.
+
+        Args:
+            name: `ORG/NAME`, or a folder.
+            revision: A branch, tag or commit of the hub.
+            token: Of the hub, for private repositories.
+            device: Where it computes.
+
+        Returns:
+            The learner.
+        """
+        from dosapp.learner.hub import pull_folder
+
+        is_local = Path(name).is_dir()
+        folder = Path(name) if is_local else pull_folder(str(name), revision=revision, token=token)
+        return cls.load(folder, device=device)
+
     @classmethod
     def open(
         cls,

@@ -37,6 +37,7 @@ class LearnerDescription:
 
     settings: Mapping[str, Any]
     fingerprint: str  # of the backbone before any training
+    stores_images: bool = False
 
     @classmethod
     def read(cls, folder: Path) -> "LearnerDescription":
@@ -69,7 +70,7 @@ class LearnerDescription:
             raise CorruptRecordError(f"'{path}' does not describe a learner")
         if not isinstance(settings.get("backbone"), str):
             raise CorruptRecordError(f"'{path}' names no backbone")
-        return cls(settings, fingerprint)
+        return cls(settings, fingerprint, bool(values.get("stores_images", True)))
 
     def learner_settings(self, folder: Path, device: str) -> LearnerSettings:
         """The settings on a device; settings added since then have their defaults."""

@@ -9,6 +9,7 @@ PACKAGES = {  # extra → what is imported from it
     "serve": ("fastapi", "fastapi_offline", "uvicorn", "python_multipart", "prometheus_client"),
     "onnx": ("onnx", "onnxscript"),
     "ray": ("ray",),
+    "optuna": ("optuna",),
 }
 
 

@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from dosapp.errors import DosappError, InputError
 from dosapp.runtime.extras import missing_extra
 
@@ -69,17 +72,19 @@ class Client:
 
     # Predictions
 
-    def predict(self, images: Sequence[Any], top: int = 5, learn: bool = True) -> dict[str, Any]:
+    def predict(self, images: Any, top: int = 5, learn: bool = True) -> dict[str, Any]:
         """Classify images.
 
         Args:
-            images: Paths, bytes of image files, or Pillow images.
+            images: Paths, bytes of image files, Pillow images, or `uint8 [H, W, 3]` arrays; one
+                alone as well as many.
             top: How many of the best classes to report per image.
             learn: Whether the service may adapt to the images.
 
         Returns:
             `{"version": …, "predictions": […]}`.
         """
+        images = [images] if _is_one_image(images) else images
         files = [("images", (name, data)) for name, data in map(_read_image, images)]
         query = {"top": top, "learn": learn}
         result: dict[str, Any] = self._request("POST", "/predict", files=files, params=query)
@@ -221,6 +226,13 @@ class Client:
         raise kind(message, response.status_code, response.headers.get("x-request-id", ""))
 
 
+def _is_one_image(images: Any) -> bool:
+    """Whether an image was given without a list around it."""
+    if isinstance(images, str | bytes | Path | Image.Image):
+        return True
+    return isinstance(images, np.ndarray) and images.ndim < 4
+
+
 def _read_image(image: Any) -> tuple[str, bytes]:
     """The file name and the bytes of an image."""
     if isinstance(image, bytes):
@@ -230,6 +242,14 @@ def _read_image(image: Any) -> tuple[str, bytes]:
             return Path(image).name, Path(image).read_bytes()
         except OSError as error:
             raise InputError(f"'{image}' cannot be read ({error.strerror})") from error
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            shape = f"{image.dtype} {list(image.shape)}"
+            raise InputError(f"an array is {shape}; give images as uint8 [H, W, 3]")
+        image = Image.fromarray(image)
+    if not isinstance(image, Image.Image):
+        kind = type(image).__name__
+        raise InputError(f"an image is a {kind}; give a path, bytes, a Pillow image or an array")
     with io.BytesIO() as buffer:
         image.save(buffer, "PNG")
         return "image.png", buffer.getvalue()

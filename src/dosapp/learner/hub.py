@@ -1,0 +1,135 @@
+"""Learners on the Hugging Face Hub: safetensors, JSON and a model card, nothing else."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dosapp.errors import DosappError, InputError
+from dosapp.learner.model_card import write_model_card
+from dosapp.learner.persistence import LearnerDescription
+
+if TYPE_CHECKING:
+    from dosapp.learner.learner import Learner
+
+FILES = ("learner.json", "versions/*.safetensors", "working.safetensors")
+
+
+def push_folder(
+    folder: Path,
+    repo_id: str,
+    *,
+    private: bool = True,
+    include_images: bool = False,
+    token: str | None = None,
+) -> str:
+    """Upload a learner's folder, with a model card written from its history.
+
+    Only the learner's own files are sent: no tokens, logs or uploads of a service.
+
+    Args:
+        folder: A learner's folder.
+        repo_id: `ORG/NAME`; it is created if it does not exist.
+        private: Whether a new repository is private.
+        include_images: Allow it although the checkpoint holds images (a replay buffer).
+        token: Of the hub; that of `hf auth login` or HF_TOKEN if not given.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        InputError: The folder holds no learner, the name is wrong, or images would be sent.
+        DosappError: The hub refuses it or cannot be reached.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    description = LearnerDescription.read(folder)
+    if description.stores_images and not include_images:
+        raise InputError(
+            f"'{folder}' holds images (a replay buffer or a method that stores them); add "
+            "--include-images to upload them too"
+        )
+    paths = sorted(path for pattern in FILES for path in folder.glob(pattern))
+    card = write_model_card(folder, repo_id)
+    operations = [CommitOperationAdd("README.md", card.encode())]
+    operations += [CommitOperationAdd(str(p.relative_to(folder)), str(p)) for p in paths]
+    with _hub_errors(f"learner '{repo_id}' cannot be uploaded"):
+        api = HfApi(token=token, library_name="dosapp")
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        message = f"Upload {len(paths)} files of a dosapp learner"
+        commit = api.create_commit(repo_id, operations, commit_message=message)
+    return str(commit.commit_url)
+
+
+def pull_folder(
+    repo_id: str,
+    target: Path | None = None,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+) -> Path:
+    """Download a learner.
+
+    Args:
+        repo_id: `ORG/NAME`.
+        target: A new folder; the hub's cache if not given.
+        revision: A branch, tag or commit.
+        token: Of the hub, for private repositories.
+
+    Returns:
+        The folder of the learner.
+
+    Raises:
+        InputError: The target exists, or the repository holds no learner.
+        DosappError: The hub cannot be reached or does not know it.
+    """
+    from huggingface_hub import snapshot_download
+
+    if target is not None and target.exists():
+        raise InputError(f"'{target}' already exists; choose another folder")
+    with _hub_errors(f"learner '{repo_id}' cannot be downloaded"):
+        folder = snapshot_download(
+            repo_id,
+            revision=revision,
+            token=token,
+            allow_patterns=[*FILES, "README.md"],
+            local_dir=None if target is None else str(target),
+            library_name="dosapp",
+        )
+    LearnerDescription.read(Path(folder))  # raises if it is something else
+    return Path(folder)
+
+
+def push_learner(learner: "Learner", repo_id: str, **options: object) -> str:
+    """Save a learner to a temporary folder and upload it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        learner.save(scratch)
+        return push_folder(Path(scratch), repo_id, **options)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _hub_errors(message: str) -> Iterator[None]:
+    """Turn what the hub's client raises into one sentence."""
+    from huggingface_hub.errors import (
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        yield
+    except (HFValidationError, RepositoryNotFoundError) as error:
+        raise InputError(f"{message}: {_first_line(error)}") from error
+    except (OSError, OfflineModeIsEnabled, LocalEntryNotFoundError) as error:
+        raise DosappError(f"{message}: {_first_line(error)}") from error
+    except Exception as error:  # its HTTP client has errors of its own
+        if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2", "huggingface_hub"):
+            raise
+        raise DosappError(f"{message}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:200]
