@@ -6,7 +6,7 @@ of River (`update`, `get`) can be used; River itself is not needed.
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, Literal, Protocol, Self
 
 import torch
@@ -181,7 +181,7 @@ def iter_progressive_val_score(
         raise InputError(f"learn is '{learn}'; give labels, stream or nothing")
     if delay < 0 or step < 1:
         raise InputError(f"delay is {delay} and step is {step}; give 0 or more, and 1 or more")
-    arriving: deque[Callable[[], None]] = deque()
+    arriving: deque[tuple[Any, Label]] = deque()  # images whose labels come later
     count = 0
     for count, (x, y) in enumerate(dataset, start=1):
         if y is not None:
@@ -189,13 +189,13 @@ def iter_progressive_val_score(
         if learn != "nothing" and (y is None or learn == "stream"):
             model.adapt_one(x)
         elif learn == "labels":
-            arriving.append(lambda x=x, y=y: model.learn_one(x, y))
+            arriving.append((x, y))
         if len(arriving) > delay:
-            arriving.popleft()()
+            model.learn_one(*arriving.popleft())
         if count % step == 0:
             yield {"step": count, "metric": metric}
-    for learn_late in arriving:
-        learn_late()
+    for x, y in arriving:
+        model.learn_one(x, y)
     if count % step:
         yield {"step": count, "metric": metric}
 

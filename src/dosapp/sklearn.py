@@ -134,8 +134,7 @@ class DosappClassifier(ClassifierMixin, BaseEstimator):
         """
         is_first = not hasattr(self, "learner_")
         images, labels = self._check_labelled(X, y, reset=is_first)
-        unlisted = [] if classes is None else np.setdiff1d(labels, classes)
-        if len(unlisted):
+        if classes is not None and len(unlisted := np.setdiff1d(labels, classes)):
             raise InvalidImagesError(f"y holds {unlisted[0]!r}, which is not in classes")
         if is_first:
             self.learner_ = Learner(self._settings())
@@ -170,7 +169,8 @@ class DosappClassifier(ClassifierMixin, BaseEstimator):
                 for name, score in prediction.top:
                     probabilities[row, columns[name]] = score
                 row += 1
-        return probabilities / probabilities.sum(axis=1, keepdims=True)
+        normalised: Array = probabilities / probabilities.sum(axis=1, keepdims=True)
+        return normalised
 
     def predict(self, X: Any) -> Array:
         """The most probable label of each image `[n]`."""

@@ -27,7 +27,8 @@ def write_model_card(folder: Path, name: str) -> str:
     description = LearnerDescription.read(folder)
     settings = description.learner_settings(folder, "cpu")
     versions = History(folder, lambda _: None).versions()
-    facts = versions[-1].facts if versions else {"classes": [], "sessions": 0, "steps": 0}
+    empty: dict[str, Any] = {"classes": [], "sessions": 0, "steps": 0}
+    facts = versions[-1].facts if versions else empty
     sections = [
         f"---\n{yaml.safe_dump(_header(settings), sort_keys=False)}---",
         f"# {name}",
