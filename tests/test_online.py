@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dosapp.errors import InputError
+from dosapp.experiments.plan import build_scenario
 from dosapp.learner.learner import Learner
 from dosapp.online import (
     Accuracy,
@@ -15,15 +16,14 @@ from dosapp.online import (
 
 @pytest.fixture
 def model(learner_settings, tiny) -> OnlineClassifier:
-    settings = learner_settings(method="dosapp", epochs=4)
+    settings = learner_settings(method="dosapp", epochs=4, batch_size=2)
     return OnlineClassifier(Learner(settings, tiny), session_size=8, stream_batch_size=4)
 
 
 @pytest.fixture
-def examples(trained) -> list[tuple[torch.Tensor, str]]:
+def examples(small, loaded_tiny) -> list[tuple[torch.Tensor, str]]:
     """The training images of the first task, as a stream of pairs."""
-    _, scenario = trained
-    task = scenario.tasks[0]
+    task = build_scenario(small(), loaded_tiny.preprocess).tasks[0]
     images = task.train.read(range(len(task.train)))
     names = [task.classes[n] for n in task.train.labels]
     order = torch.randperm(len(names), generator=torch.Generator().manual_seed(0)).tolist()

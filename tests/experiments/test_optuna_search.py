@@ -7,7 +7,10 @@ import pytest
 import yaml
 
 from dosapp.experiments.optuna_search import propose_rates
-from support.cli import FLAGS, dosapp
+from support.cli import dosapp
+
+FLAGS = ["--classes", 4, "--tasks", 2, "--train-images", 5, "--test-images", 4, "--epochs", 1]
+FLAGS += ["--batch-size", 4, "--methods", "flyp"]
 
 
 def test_proposals_move_to_the_best_rates_and_can_be_repeated() -> None:
@@ -23,8 +26,7 @@ def test_proposals_move_to_the_best_rates_and_can_be_repeated() -> None:
 
 
 def test_the_command_writes_the_rates(tmp_path) -> None:
-    flags = [*FLAGS, "--train-images", 5, "--methods", "flyp", "--tries", 1]
-    dosapp("tune", *flags, "--search", "optuna", "--trials", 2, cwd=tmp_path)
+    dosapp("tune", *FLAGS, "--tries", 1, "--search", "optuna", "--trials", 2, cwd=tmp_path)
     values = yaml.safe_load((tmp_path / "rates.yaml").read_text())
     assert len(values["seen"]["flyp"]["accuracy"]) == 2
     assert values["rates"]["flyp"] > 0

@@ -182,7 +182,11 @@ def test_the_client_takes_one_image_or_many_of_any_kind(folder, tmp_path) -> Non
     image, path = Image.fromarray(pixels), tmp_path / "red.png"
     image.save(path)
     given = [str(path), path, path.read_bytes(), image, pixels]
-    with open_service(folder) as service, serve_at_port(service) as url, Client(url) as client:
+    with (
+        open_service(folder, OPEN) as service,
+        serve_at_port(service) as url,
+        Client(url) as client,
+    ):
         [expected] = client.predict([path], learn=False)["predictions"]
         for one in given:
             assert client.predict(one, learn=False)["predictions"] == [expected]
