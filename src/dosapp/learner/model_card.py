@@ -6,7 +6,8 @@ from typing import Any
 
 import yaml
 
-from dosapp.history.history import History, Version
+from dosapp.history.history import History
+from dosapp.history.version import Version
 from dosapp.learner.persistence import LearnerDescription
 from dosapp.runtime.plural import plural
 from dosapp.settings import LearnerSettings
