@@ -58,6 +58,21 @@ DEFAULTS = {
     "rmt": {"momentum": 0.999, "agree": 1.0, "contrast": 1.0, "temperature": 0.1},
     "psmt": {"momentum": 0.999, "pull": 500.0, "restore": 0.03},
     "dss-style": {"momentum": 0.999, "memory": 0.9},
+    # later methods
+    "lora": {"r": 8, "lora_alpha": 8.0, "target_modules": ("q_proj", "v_proj")},
+    "tda": {
+        "pos_shot_capacity": 3,
+        "pos_alpha": 2.0,
+        "pos_beta": 5.0,
+        "neg_shot_capacity": 2,
+        "neg_alpha": 0.117,
+        "neg_beta": 1.0,
+        "entropy_threshold_lower": 0.2,
+        "entropy_threshold_upper": 0.5,
+        "mask_threshold_lower": 0.03,
+        "mask_threshold_upper": 1.0,
+    },
+    "oga": {"shot_capacity": 8, "tau": 0.05},
 }
 # Method, today's name, name of version 0.1, and a value that is not the default.
 RENAMED = [

@@ -23,8 +23,9 @@ from dosapp.testing.method_checks import METHOD_CHECKS, check_save_and_load, tra
 from support.pair_checks import check_only_candidates_change, check_pair
 
 NAMED = [("spu", "self-training"), ("spu", "rmt"), ("sparcl", "rmt"), ("flyp", "dosapp")]
+NAMED += [("zero-shot", "tda"), ("spu", "oga")]  # without gradients
 ALONE = [(name, None) for name, kind in METHODS.items() if kind.phase != "unlabelled"]
-PAIRS = [  # all of them; the fast suite runs those that the paper names
+PAIRS = [  # all of them; the fast suite runs those that the paper names, and two more
     pytest.param(
         (name, adapter),
         id=f"{name}+{adapter}",

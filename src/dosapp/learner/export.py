@@ -19,6 +19,7 @@ from dosapp.backbones.clip import CLIPBackbone
 from dosapp.errors import InputError, unknown_name
 from dosapp.heads.base import Head, HeadExpert
 from dosapp.learner.learner import Learner
+from dosapp.methods.lora import LowRankBackbone
 from dosapp.runtime.extras import check_extra
 from dosapp.runtime.new_folder import new_folder
 
@@ -44,6 +45,8 @@ def export(learner: Learner, folder: Path, kind: str = "pretrained") -> None:
     head = expert.head if isinstance(expert, HeadExpert) else None
     if isinstance(expert, HeadExpert):
         expert = expert.expert
+    if isinstance(expert, LowRankBackbone):
+        expert = expert.merge()
     if not isinstance(expert, CLIPBackbone):
         raise InputError(
             f"this learner predicts with its {name}, which is more than one CLIP model; "

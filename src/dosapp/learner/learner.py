@@ -345,8 +345,9 @@ class Learner:
 
     @property
     def _method_expert(self) -> Expert:
-        """The method's first expert, whose features a head scores."""
-        return next(iter(self.method.experts(self.student).values()))
+        """The model of the method's first expert, whose features a head scores."""
+        expert = next(iter(self.method.experts(self.student).values()))
+        return expert.expert if isinstance(expert, HeadExpert) else expert
 
     @torch.no_grad()
     def _encode(self, pixels: Tensor) -> Tensor:

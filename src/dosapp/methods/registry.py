@@ -19,10 +19,12 @@ from dosapp.methods.eata import EATA
 from dosapp.methods.ecotta import EcoTTA
 from dosapp.methods.flyp import FLYP, Joint
 from dosapp.methods.l2p import L2P
+from dosapp.methods.lora import LoRA
 from dosapp.methods.lwf import LwF
 from dosapp.methods.magmax import MagMax
 from dosapp.methods.mas import MAS
 from dosapp.methods.note import NOTE
+from dosapp.methods.oga import OGA
 from dosapp.methods.prd import PRD
 from dosapp.methods.psmt import PSMT
 from dosapp.methods.rmt import RMT
@@ -31,6 +33,7 @@ from dosapp.methods.slca import SLCA
 from dosapp.methods.sparcl import SparCL
 from dosapp.methods.spu import SPU, ReleasedSPU
 from dosapp.methods.staged import Stage
+from dosapp.methods.tda import TDA
 from dosapp.methods.tent import Tent
 from dosapp.methods.zero_shot import ZeroShot
 from dosapp.methods.zscl import ZSCL
@@ -42,6 +45,7 @@ METHODS: dict[str, type[Method]] = {
     "prd": PRD,
     "mas": MAS,
     "zscl": ZSCL,
+    "lora": LoRA,
     "l2p": L2P,
     "dualprompt": DualPrompt,
     "slca": SLCA,
@@ -59,6 +63,8 @@ METHODS: dict[str, type[Method]] = {
     "rmt": RMT,
     "psmt": PSMT,
     "dss-style": DSS,
+    "tda": TDA,
+    "oga": OGA,
 }
 STAGES: dict[str, type[Stage]] = {  # after the epochs of any labelled method, in this order
     "magmax": MagMax,
