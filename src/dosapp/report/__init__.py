@@ -10,8 +10,10 @@ from dosapp.report.robustness import robustness_table
 from dosapp.report.stream_gain import compute_stream_gains
 from dosapp.report.tables import (
     COLUMNS,
+    MEANINGS,
     Row,
     build_rows,
+    find_best,
     metric_definitions,
     paired_differences,
     stream_statistics,
@@ -86,6 +88,8 @@ def write_report(
         intro=describe_scenarios(results),
         rows=table,
         columns=columns,
+        meanings=MEANINGS,
+        best=find_best(table, columns),
         figures=page_figures,
         definitions=definitions,
         provenance=describe_provenance(results),

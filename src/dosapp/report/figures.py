@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 
 from dosapp.report.stream_gain import StreamGain
 from dosapp.report.sweeps import find_sweeps
-from dosapp.report.tables import Row
+from dosapp.report.tables import BOUNDS, Row
 
 Values = NDArray[np.float64]
 
 # The palette of Okabe and Ito. Rows that most figures show have a fixed colour.
 PALETTE = ["#009E73", "#E69F00", "#56B4E9", "#CC79A7", "#8c6d31", "#7b4173", "#bdbd22"]
 OURS, TUNED, BOUND, OTHER = "#0072B2", "#D55E00", "#6b6b6b", "#404040"
-BOUNDS = ("zero-shot", "Joint")  # no training, and training on all tasks at once
 FIXED_COLOURS = {"DoSAPP": OURS, "FLYP": TUNED, **dict.fromkeys(BOUNDS, BOUND)}
 SYMBOLS = {"gamma": "γ", "lam": "λ", "delta": "δ", "sparsity": "trainable share of candidates, c"}
 MARKERS = ("o", "s", "^", "D", "v", "P")  # one per dataset
