@@ -5,7 +5,7 @@ INSTALL := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
 READY_TO_USE := .venv/ready-to-use
 READY := .venv/ready
 
-.PHONY: setup demo test test-all check format dist bench pretrain clean
+.PHONY: setup demo test test-all check format docs dist bench pretrain clean
 
 setup: $(READY)
 
@@ -39,6 +39,9 @@ format: $(READY)
 	$(BIN)/ruff format src tests
 	$(BIN)/ruff check --fix src tests
 
+docs: $(READY)  ## the documentation site, site/index.html; it can be opened from the disk
+	$(BIN)/mkdocs build --strict
+
 dist: $(READY)  ## wheel and sdist
 	$(BIN)/python -m build --no-isolation --outdir dist
 
@@ -49,4 +52,4 @@ pretrain: $(READY)  ## train the embedded backbone from scratch
 	$(BIN)/dosapp pretrain --out pretrained
 
 clean:
-	rm -rf .venv demo dist runs bench .mypy_cache .ruff_cache
+	rm -rf .venv demo dist site runs bench .mypy_cache .ruff_cache

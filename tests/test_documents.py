@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-import shlex
 import socket
 import subprocess
 import sys
@@ -38,23 +37,14 @@ from dosapp.report.tables import (
 )
 from dosapp.testing import check_method
 from support.cli import FLAGS, dosapp
+from support.documents import ROOT, blocks, shell_commands
 from support.settings import SMALL, shared_only
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
-
-
-def commands() -> list[list[str]]:
-    lines = [line for block in blocks(README, "sh") for line in block.splitlines()]
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
-
-
 def test_the_two_commands_are_the_makefiles() -> None:
-    makes = [words[1] for words in commands() if words[0] == "make"]
+    makes = [words[1] for words in shell_commands(README) if words[0] == "make"]
     assert makes == ["demo", "test"]
     for target in makes:
         assert f"\n{target}: " in (ROOT / "Makefile").read_text()
@@ -65,7 +55,7 @@ def test_every_dosapp_command_runs(tmp_path, monkeypatch) -> None:
     Image.new("RGB", (50, 40), (200, 90, 10)).save(tmp_path / "fox.jpg")
     extra = {"run": FLAGS, "grid": ["--dry-run"]}
     with contextlib.ExitStack() as stack:
-        for program, command, *words in (c for c in commands() if len(c) > 1):
+        for program, command, *words in (c for c in shell_commands(README) if len(c) > 1):
             if program != "dosapp":
                 continue
             if command == "serve":  # it goes on while the commands after it are tried
@@ -176,7 +166,7 @@ def test_every_config_opens_with_its_command_and_can_be_planned(file: Path) -> N
 
 
 def test_links_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\((?!http|#)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
