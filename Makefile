@@ -30,14 +30,14 @@ test-all: $(READY)  ## the whole suite
 	$(BIN)/pytest -n 2
 
 check: $(READY)
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests tools
+	$(BIN)/ruff check src tests tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(READY)
-	$(BIN)/ruff format src tests
-	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests tools
+	$(BIN)/ruff check --fix src tests tools
 
 docs: $(READY)  ## the documentation site, site/index.html; it can be opened from the disk
 	$(BIN)/mkdocs build --strict
