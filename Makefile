@@ -5,7 +5,7 @@ INSTALL := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
 READY_TO_USE := .venv/ready-to-use
 READY := .venv/ready
 
-.PHONY: setup demo test test-all check format docs dist bench pretrain clean
+.PHONY: setup demo test test-all check format docs dist lock sbom bench pretrain clean
 
 setup: $(READY)
 
@@ -44,6 +44,16 @@ docs: $(READY)  ## the documentation site, site/index.html; it can be opened fro
 
 dist: $(READY)  ## wheel and sdist
 	$(BIN)/python -m build --no-isolation --outdir dist
+
+lock: $(READY)  ## versions and hashes of the container's packages, within constraints.txt
+	echo 'hatchling==1.33.0' | $(BIN)/uv pip compile --quiet pyproject.toml - --extra serve \
+	    -c constraints.txt --generate-hashes --no-annotate --python-version 3.11 \
+	    --python-platform x86_64-manylinux_2_28 --custom-compile-command 'make lock' \
+	    -o container-requirements.txt
+
+sbom: $(READY)  ## what the container holds, as CycloneDX
+	$(BIN)/cyclonedx-py requirements container-requirements.txt --pyproject pyproject.toml \
+	    --output-reproducible -o sbom.json
 
 bench: $(READY)  ## on a machine without other load
 	$(BIN)/dosapp bench --growth --out bench

@@ -3,10 +3,12 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from dosapp.backbones.base import TowerHooks
 from dosapp.backbones.clip import CLIPBackbone, import_transformers, read_preprocessing
@@ -209,3 +211,42 @@ def test_a_real_backbone_loads_like_any_folder() -> None:
     assert backbone.image_size == 84
     assert backbone.encode_image(torch.rand(2, 3, 84, 84)).shape == (2, 256)
     assert len(backbone.first_mlp_weights()) == 12 + 4  # blocks of both towers
+
+
+def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
+    """They could execute code; before, the folder was loaded."""
+    folder = tmp_path / "pickled"
+    shutil.copytree(TINY, folder)
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"no weights as safetensors.*NAME@REVISION"):
+        load_backbone(str(folder))
+
+
+def test_a_revision_of_the_hub_can_be_pinned(monkeypatch) -> None:
+    """Model, tokenizer and preprocessing are all asked for at that revision."""
+    transformers, asked = import_transformers(), []
+
+    def load(kind: str, real: object):
+        def from_pretrained(where: str, **options: object) -> object:
+            asked.append((kind, where, options["revision"], options.get("use_safetensors")))
+            return real.from_pretrained(TINY)
+
+        return SimpleNamespace(from_pretrained=from_pretrained)
+
+    def find_file(where: str, name: str, revision: str) -> str:
+        asked.append(("file", where, revision, None))
+        return str(TINY / name)
+
+    for kind in ("CLIPModel", "AutoTokenizer"):
+        monkeypatch.setattr(transformers, kind, load(kind, getattr(transformers, kind)))
+    monkeypatch.setattr(transformers.utils, "cached_file", find_file)
+    load_backbone("ViT-B-16@refs/pr/3")
+    hub_id = "openai/clip-vit-base-patch16"
+    assert asked == [
+        ("CLIPModel", hub_id, "refs/pr/3", True),
+        ("AutoTokenizer", hub_id, "refs/pr/3", None),
+        ("file", hub_id, "refs/pr/3", None),
+    ]
+    assert load_backbone("x/y@abc").name == "x/y@abc"

@@ -73,6 +73,7 @@ class ServiceSettings(Settings):
     )
     max_images: int = Field(256, ge=1, description="images in a request to predict")
     max_session_images: int = Field(20_000, ge=1, description="images in a session")
+    max_session_classes: int = Field(1000, ge=1, description="classes in a session")
     max_queue: int = Field(1024, ge=1, description="images waiting for an answer or for a step")
     max_caller_queue: int = Field(
         256, ge=1, description="images of one caller waiting for an answer"

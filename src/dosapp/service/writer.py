@@ -21,7 +21,14 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from dosapp.errors import BusyError, DivergedError, DosappError, InputError, StorageError
+from dosapp.errors import (
+    BusyError,
+    DivergedError,
+    DosappError,
+    InputError,
+    StorageError,
+    TooLargeError,
+)
 from dosapp.history.history import History
 from dosapp.history.record import State
 from dosapp.learner.learner import Learner, Prediction
@@ -194,7 +201,14 @@ class Writer:
         Raises:
             BusyError: Too many sessions wait.
             InputError: The learner would know too many classes.
+            TooLargeError: The session itself has too many.
         """
+        limit = self.settings.max_session_classes
+        if len(images) > limit:
+            raise TooLargeError(
+                f"the session has {len(images)} classes; at most {limit} are trained together, so "
+                "send them in several sessions (the setting max_session_classes)"
+            )
         session = self.learner.make_session(images)
         with self._condition:
             waiting = [job.classes for job in self.jobs.values() if not job.ended.is_set()]
