@@ -101,8 +101,7 @@ def test_every_way_to_learn_trains_the_known_pixels(folder, tmp_path) -> None:
         for path in sorted(classes.rglob("*.png")):
             file.write(path, path.relative_to(classes))
     for session in (classes, archive):
-        copy = Path(shutil.copytree(folder, tmp_path / session.name.replace(".", "-copy")
-                                    / "learner"))  # fmt: skip
+        copy = Path(shutil.copytree(folder, tmp_path / f"learner-{session.name}"))
         with served(copy) as service, serve_at_port(service) as url:
             assert isinstance(service, LearningService)
             assert "version 2" in dosapp("client", "learn", session, "--url", url).stdout
