@@ -74,6 +74,9 @@ class Settings(BaseModel):
         return cls.rename_aliases(values) if isinstance(values, Mapping) else values
 
 
+HeadKind = Literal["ncm", "gda", "ncm-moved", "gda-moved", "ranpac"]
+
+
 class LearnerSettings(Settings):
     """Everything that decides how a learner trains.
 
@@ -137,8 +140,9 @@ class LearnerSettings(Settings):
         10, ge=1, description="stream steps between two choices of these entries"
     )
 
-    head: Literal["ncm", "gda", "ncm-moved", "gda-moved", "ranpac"] | None = Field(
-        None, description="predict by class statistics, stored or moved by the stream [captions]"
+    head: HeadKind | None = Field(
+        None,
+        description="predict by class statistics, stored or moved by the stream [the method's]",
     )
     head_text_weight: float = Field(
         0.0, ge=0, description="weight of the captions' logits beside a gda or ranpac head's"

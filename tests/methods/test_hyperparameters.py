@@ -50,6 +50,7 @@ DEFAULTS = {
     },
     "joint": {},
     "self-training": {},
+    "stream-gda": {},
     "tent": {},
     "eata": {"margin": 0.4, "likeness": 0.1, "pull": 1.0, "memory": 0.9},
     "note": {"capacity": 64},

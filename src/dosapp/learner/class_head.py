@@ -16,7 +16,6 @@ Yu et al. (2020); here the stream has images of all classes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -31,9 +30,9 @@ from dosapp.heads.base import HeadExpert
 from dosapp.heads.class_statistics import ClassStatistics, GaussianHead, NearestMeanHead
 from dosapp.heads.ranpac import RandomFeatureStatistics, RanPACHead
 from dosapp.scenario import Session
+from dosapp.settings import HeadKind
 from dosapp.student.student import Student
 
-HeadKind = Literal["ncm", "gda", "ncm-moved", "gda-moved", "ranpac"]
 ENCODE_BATCH_SIZE = 64
 
 

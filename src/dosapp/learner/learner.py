@@ -121,7 +121,9 @@ class Learner:
             s.mask_reactivation,
             s.reactivation_interval,
         )
-        self.head = ClassHead(s.head, s.head_text_weight, s.head_width, s.seed)
+        # A method has a head of its own unless the settings name one.
+        text_weight = s.head_text_weight if s.head else self.method.head_text_weight
+        self.head = ClassHead(s.head or self.method.head, text_weight, s.head_width, s.seed)
         self.sessions = 0  # finished ones
         self.method.setup(self.student)
         self.head.setup(self.student, self._method_expert)
@@ -304,10 +306,12 @@ class Learner:
         if not self.sessions or not self.classes or not len(pixels):
             return None
         student, method, stepped = self.student, self.method, False
-        before = self._encode(pixels) if self.head.moves else None
         check = self.mitigations.check_batch(student, method, pixels)
         trusted = check.select_trusted(pixels)
+        if self.head.kind is not None:
+            student.head = self.head.answer(self._method_expert).head
         result = method.stream_loss(student, trusted) if len(trusted) else None
+        before = self._encode_before(pixels, result) if self.head.moves else None
         if result is not None and result.loss is not None:
             base_scale = (self.settings.stream_lr or student.lr) / student.lr
             stepped = student.step(result.loss, check.lr_scale * base_scale)
@@ -334,9 +338,9 @@ class Learner:
     def experts(self) -> Mapping[str, Expert]:
         """All models that can predict, by name; the first one answers."""
         experts = self.method.experts(self.student)
-        if self.settings.head is None:
+        if self.head.kind is None:
             return experts
-        return {self.settings.head: self.head.answer(self._method_expert), **experts}
+        return {self.head.kind: self.head.answer(self._method_expert), **experts}
 
     @property
     def answering_expert(self) -> tuple[str, Expert]:
@@ -350,7 +354,11 @@ class Learner:
         return expert.expert if isinstance(expert, HeadExpert) else expert
 
     @torch.no_grad()
-    def _encode(self, pixels: Tensor) -> Tensor:
+    def _encode_before(self, pixels: Tensor, result: AdaptResult | None) -> Tensor:
+        """Features of the answering expert before the step; the loss may have computed them."""
+        features = None if result is None else result.features
+        if features is not None and len(features) == len(pixels):
+            return features
         return self._method_expert.encode_image(pixels)
 
     @torch.no_grad()

@@ -31,6 +31,7 @@ from torch import Tensor
 from dosapp.backbones.base import Backbone, Expert
 from dosapp.data.preprocess import Preprocess
 from dosapp.scenario import Session
+from dosapp.settings import HeadKind
 from dosapp.student.selection import Selection
 from dosapp.student.student import Student
 
@@ -111,7 +112,7 @@ class TrainingStage:
 class AdaptResult:
     """What one batch of the stream gave.
 
-    A method fills in `labels`, `loss` and `disagreement`; the learner adds the rest.
+    A method fills in `labels`, `loss`, `disagreement` and `features`; the learner adds the rest.
 
     Example:
         >>> import torch
@@ -122,6 +123,7 @@ class AdaptResult:
     labels: Tensor  # [B] pseudo-labels, indices of the student's classes
     loss: Tensor | None = None  # None: nothing to learn from this batch
     disagreement: float = 0.0  # share of the images on which the experts disagree
+    features: Tensor | None = None  # [B, D] of the answering expert, if the loss needed them
     trusted: Tensor | None = None  # [B] bool: images that passed the confidence gate; None: all
     stepped: bool = False  # whether the weights or a head's statistics changed
 
@@ -150,6 +152,8 @@ class Method:
     joint: ClassVar[bool] = False  # trains on all tasks in one session
     abilities: ClassVar[frozenset[Ability] | None] = None  # the paper's Table 1; None: not in it
     stores_data: ClassVar[bool] = False  # stores images itself, besides the replay buffer
+    head: ClassVar[HeadKind | None] = None  # what predicts by default; None: captions
+    head_text_weight: ClassVar[float] = 0.0  # of the captions' logits beside that head's
 
     # Hyper-parameters by the names and values of version 0.1, today's name → the old one. Old names
     # are accepted everywhere, and keys of results are computed from them.

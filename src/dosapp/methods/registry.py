@@ -33,6 +33,7 @@ from dosapp.methods.slca import SLCA
 from dosapp.methods.sparcl import SparCL
 from dosapp.methods.spu import SPU, ReleasedSPU
 from dosapp.methods.staged import Stage
+from dosapp.methods.stream_gda import StreamGDA
 from dosapp.methods.tda import TDA
 from dosapp.methods.tent import Tent
 from dosapp.methods.zero_shot import ZeroShot
@@ -53,6 +54,7 @@ METHODS: dict[str, type[Method]] = {
     "spu": SPU,
     "spu-released": ReleasedSPU,
     "dosapp": DoSAPP,
+    "stream-gda": StreamGDA,
     "joint": Joint,
     "self-training": SelfTraining,
     "tent": Tent,

@@ -1,9 +1,11 @@
 """Self-training: pseudo-labels by the student itself, the "+ D^u" rows of the paper's tables."""
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from dosapp.functional.losses import clip_loss
-from dosapp.methods.base import AdaptResult, Method, method_dataclass
+from dosapp.methods.base import AdaptResult, Method, Phase, method_dataclass
 from dosapp.student.student import Student
 
 
@@ -13,12 +15,17 @@ class SelfTraining(Method):
 
     summary = "the CLIP loss with the student's own pseudo-labels"
     reference = "the SPU + D^u row of Singh et al., 2026"
-    phase = "unlabelled"
+    phase: ClassVar[Phase] = "unlabelled"
 
     def begin_stream(self, student: Student) -> None:
         student.set_trainable(student.session_selection)  # with a new optimizer
 
     def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
         images, texts = student.backbone.encode_image(pixels), student.encode_captions()
-        labels = (images @ texts.T).argmax(dim=1)
-        return AdaptResult(labels, clip_loss(images, texts[labels], student.backbone.logit_scale))
+        labels = self.label_images(student, images.detach(), texts.detach())
+        loss = clip_loss(images, texts[labels], student.backbone.logit_scale)
+        return AdaptResult(labels, loss, features=images.detach())
+
+    def label_images(self, student: Student, images: Tensor, texts: Tensor) -> Tensor:
+        """Pseudo-labels `[B]` of image features `[B, D]`, with one caption `[C, D]` per class."""
+        return (images @ texts.T).argmax(dim=1)

@@ -20,7 +20,7 @@ from dosapp.functional.ema import ema_update
 from dosapp.functional.losses import clip_loss
 from dosapp.functional.masks import Mask, Scores, gradient_scores, iter_gradients
 from dosapp.functional.named_tensors import bits_differ, select_prefix
-from dosapp.heads.base import score_features
+from dosapp.heads.base import Head, score_features
 from dosapp.runtime import distributed
 from dosapp.runtime.rng import torch_rng
 from dosapp.settings import PAPER_LR
@@ -67,6 +67,7 @@ class Student:
         all_class_negatives: bool = False,
     ) -> None:
         self.backbone, self.text_head = backbone, TextHead()
+        self.head: Head | None = None  # class statistics that predict, if any
         self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
         self.selection = Selection()  # the weights that train now
         # The selection of the labelled phase, until the stream begins; then the stream's.
@@ -106,6 +107,12 @@ class Student:
     def encode_captions(self, expert: Expert | None = None) -> Tensor:
         """Features `[C, D]` of the training caption of every class."""
         return (expert or self.backbone).encode_text(self.text_head.captions())
+
+    def score_classes(self, features: Tensor, text_features: Tensor) -> Tensor:
+        """Scores `[B, C]` of image features `[B, D]`: the head's, or cosines with captions."""
+        if self.head is not None:
+            return self.head.score(features, text_features)
+        return features @ text_features.T
 
     def encode_shared_trunk(self, pixels: Tensor, copy: Backbone) -> tuple[Pixels, Captions]:
         """Run a batch and all captions through the trunk once, for the student and a copy.
