@@ -18,7 +18,19 @@ LEARNER_VALUES = {
     "readmit_every": 4,
     "checkpointing": True,
 }
+OTHER_TOOLS = {
+    "wd": 0.1,
+    "learning_rate": 1e-3,
+    "num_train_epochs": 3,
+    "per_device_train_batch_size": 5,
+}
 RUN_VALUES = {**LEARNER_VALUES, "stream_batch": 5, "fraction": 0.5, "chunks": True}
+
+
+def test_names_of_open_clip_and_transformers_mean_the_same() -> None:
+    ours = {LearnerSettings.aliases[name]: value for name, value in OTHER_TOOLS.items()}
+    assert LearnerSettings.parse(OTHER_TOOLS) == LearnerSettings.parse(ours)
+    assert ours == {"weight_decay": 0.1, "lr": 1e-3, "epochs": 3, "batch_size": 5}
 
 
 @pytest.mark.parametrize(
@@ -26,7 +38,7 @@ RUN_VALUES = {**LEARNER_VALUES, "stream_batch": 5, "fraction": 0.5, "chunks": Tr
 )
 class TestNamesOfVersion01:
     def test_every_alias_is_tested(self, kind, values) -> None:
-        assert set(kind.aliases) == set(values)
+        assert set(kind.aliases) == set(values) | set(OTHER_TOOLS)
         assert set(kind.aliases.values()) <= set(kind.model_fields)
 
     def test_they_mean_the_same_in_the_constructor_and_in_parse(self, kind, values) -> None:

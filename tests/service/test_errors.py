@@ -187,11 +187,14 @@ def test_the_client_takes_one_image_or_many_of_any_kind(folder, tmp_path) -> Non
         serve_at_port(service) as url,
         Client(url) as client,
     ):
-        [expected] = client.predict([path], learn=False)["predictions"]
-        for one in given:
-            assert client.predict(one, learn=False)["predictions"] == [expected]
-        assert client.predict(np.stack([pixels] * 2), learn=False)["predictions"] == [expected] * 2
-        assert client.predict(given, learn=False)["predictions"] == [expected] * 5
+
+        def labels(images: object) -> list[str]:
+            return [p["label"] for p in client.predict(images, learn=False)["predictions"]]
+
+        [expected] = labels([path])
+        assert [labels(one) for one in given] == [[expected]] * 5
+        assert labels(np.stack([pixels] * 2)) == [expected] * 2
+        assert labels(given) == [expected] * 5
         for wrong, message in [
             (pixels / 255, r"an array is float64 \[40, 30, 3\]; give images as uint8"),
             ([7], "an image is a int; give a path, bytes"),

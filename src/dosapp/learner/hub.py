@@ -1,5 +1,6 @@
 """Learners on the Hugging Face Hub: safetensors, JSON and a model card, nothing else."""
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from dosapp.errors import DosappError, InputError
 from dosapp.learner.model_card import write_model_card
 from dosapp.learner.persistence import LearnerDescription
+from dosapp.runtime.files import ensure_dir
 
 if TYPE_CHECKING:
     from dosapp.learner.learner import Learner
@@ -63,22 +65,15 @@ def push_folder(
 
 
 def pull_folder(
-    repo_id: str,
-    target: Path | None = None,
-    *,
-    revision: str | None = None,
-    token: str | None = None,
-) -> Path:
-    """Download a learner.
+    repo_id: str, target: Path, *, revision: str | None = None, token: str | None = None
+) -> None:
+    """Download a learner, through the hub's cache.
 
     Args:
         repo_id: `ORG/NAME`.
-        target: A new folder; the hub's cache if not given.
+        target: A new folder; it appears when it is complete.
         revision: A branch, tag or commit.
         token: Of the hub, for private repositories.
-
-    Returns:
-        The folder of the learner.
 
     Raises:
         InputError: The target exists, or the repository holds no learner.
@@ -86,19 +81,21 @@ def pull_folder(
     """
     from huggingface_hub import snapshot_download
 
-    if target is not None and target.exists():
+    if target.exists():
         raise InputError(f"'{target}' already exists; choose another folder")
     with _hub_errors(f"learner '{repo_id}' cannot be downloaded"):
-        folder = snapshot_download(
+        cached = snapshot_download(
             repo_id,
             revision=revision,
             token=token,
             allow_patterns=[*FILES, "README.md"],
-            local_dir=None if target is None else str(target),
             library_name="dosapp",
         )
-    LearnerDescription.read(Path(folder))  # raises if it is something else
-    return Path(folder)
+    with tempfile.TemporaryDirectory(dir=ensure_dir(target.parent)) as scratch:
+        copy = Path(scratch) / "learner"
+        shutil.copytree(cached, copy)  # the cache holds links, which a learner's folder may not
+        LearnerDescription.read(copy)  # raises if it is something else
+        shutil.move(copy, target)
 
 
 def push_learner(learner: "Learner", repo_id: str, **options: object) -> str:

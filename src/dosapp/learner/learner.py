@@ -1,5 +1,6 @@
 """The learner: learn, adapt, predict, save and load, for experiments, command line and service."""
 
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -540,9 +541,11 @@ class Learner:
         """
         from dosapp.learner.hub import pull_folder
 
-        is_local = Path(name).is_dir()
-        folder = Path(name) if is_local else pull_folder(str(name), revision=revision, token=token)
-        return cls.load(folder, device=device)
+        if Path(name).is_dir():
+            return cls.load(name, device=device)
+        with tempfile.TemporaryDirectory() as scratch:
+            pull_folder(str(name), Path(scratch) / "learner", revision=revision, token=token)
+            return cls.load(Path(scratch) / "learner", device=device)
 
     @classmethod
     def open(
