@@ -81,7 +81,9 @@ def test_a_saved_learner_predicts_the_same(learned, tmp_path) -> None:
     learner, scenario = learned
     pixels = scenario.tasks[0].test.read(range(4))
     learner.save(tmp_path / "learner", "two sessions")
-    assert Learner.load(tmp_path / "learner").predict(pixels) == learner.predict(pixels)
+    expected = learner.predict(pixels)
+    assert Learner.load(tmp_path / "learner").predict(pixels) == expected
+    assert learner.at(learner.state(), trainable=False).predict(pixels) == expected  # as a service
 
 
 def test_a_class_without_images_is_an_error_before_anything_is_learned(learned) -> None:

@@ -185,6 +185,8 @@ def test_caches_follow_removed_classes_and_are_exported(adapter, train_session, 
     learner.remove(learner.classes[0])
     learner.rename(learner.classes[0], "newcomer")
     pixels = scenario.tasks[0].test.read(range(3))
+    published = learner.at(learner.state(), trainable=False)  # as in a service
+    assert published.predict(pixels) == learner.predict(pixels)
     export(learner, tmp_path / "x", "onnx")
     session = onnxruntime.InferenceSession(tmp_path / "x" / "image.onnx")
     [logits] = session.run(["logits"], {"pixels": pixels.numpy()})

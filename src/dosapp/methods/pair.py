@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from dosapp.backbones.base import Backbone
+from dosapp.backbones.base import Backbone, Expert
 from dosapp.data.preprocess import Preprocess
 from dosapp.functional.named_tensors import select_prefix
-from dosapp.methods.base import Batch, Batches, Method, Tensors, TrainingStage
+from dosapp.methods.base import AdaptResult, Batch, Batches, Method, Tensors, TrainingStage
 from dosapp.scenario import Session
 from dosapp.student.selection import Selection
 from dosapp.student.student import Student
@@ -17,12 +17,19 @@ from dosapp.student.student import Student
 class Pair(Method):
     """A labelled method, which selects the weights and has the loss, and a companion.
 
-    Both are told about the labelled phase, the labelled method first. A subclass says who adapts
-    and predicts.
+    Both are told about the labelled phase, the labelled method first. One of them adapts and
+    predicts.
+
+    Args:
+        labelled: The method of the labelled phase.
+        companion: The other half.
+        role: Prefix of the companion's hyper-parameters and state.
+        adapter: The half that adapts and predicts.
     """
 
-    def __init__(self, labelled: Method, companion: Method, role: str) -> None:
+    def __init__(self, labelled: Method, companion: Method, role: str, adapter: Method) -> None:
         self.labelled, self.companion, self.role = labelled, companion, role
+        self.adapter = adapter
         self.joint = labelled.joint  # type: ignore[misc]
         self.stores_data = labelled.stores_data or companion.stores_data  # type: ignore[misc]
 
@@ -82,7 +89,36 @@ class Pair(Method):
         self.labelled.end_session(student, session)
         self.companion.end_session(student, session)
 
-    # State
+    # Unlabelled phase
+
+    @property
+    def adapts(self) -> bool:
+        return self.adapter.adapts
+
+    def begin_stream(self, student: Student) -> None:
+        self.adapter.begin_stream(student)
+
+    def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult | None:
+        return self.adapter.stream_loss(student, pixels)
+
+    def after_stream_step(self, student: Student) -> None:
+        self.adapter.after_stream_step(student)
+
+    # Prediction and state
+
+    def experts(self, student: Student) -> Mapping[str, Expert]:
+        return self.adapter.experts(student)
+
+    def shared_copies(self) -> Mapping[str, Backbone]:
+        """Those of the adapter under their own names."""
+        names = {"labelled": self.labelled, self.role: self.companion}
+        others = {
+            f"{half}-{name}": net
+            for half, method in names.items()
+            if method is not self.adapter
+            for name, net in method.shared_copies().items()
+        }
+        return {**self.adapter.shared_copies(), **others}
 
     def remove_class(self, index: int) -> None:
         self.labelled.remove_class(index)

@@ -1,12 +1,8 @@
 """A labelled method with a further stage after its epochs: alignment or merging of weights."""
 
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
-from dosapp.backbones.base import Backbone, Expert
-from dosapp.methods.base import AdaptResult, Batches, Method, Phase, method_dataclass
+from dosapp.methods.base import Batches, Method, Phase, method_dataclass
 from dosapp.methods.pair import Pair
 from dosapp.scenario import Session
 from dosapp.student.selection import Selection
@@ -31,7 +27,7 @@ class Staged(Pair):
     """A labelled method and a stage; the labelled method adapts and predicts."""
 
     def __init__(self, labelled: Method, stage: Stage) -> None:
-        super().__init__(labelled, stage, stage.role)
+        super().__init__(labelled, stage, stage.role, adapter=labelled)
         self.phase = labelled.phase  # type: ignore[misc]
         self.head = labelled.head  # type: ignore[misc]
         self.head_text_weight = labelled.head_text_weight  # type: ignore[misc]
@@ -48,27 +44,3 @@ class Staged(Pair):
         # The stage first: a teacher of the labelled method follows what it did to the weights.
         self.stage.end_session(student, session)
         self.labelled.end_session(student, session)
-
-    # Unlabelled phase
-
-    @property
-    def adapts(self) -> bool:
-        return self.labelled.adapts
-
-    def begin_stream(self, student: Student) -> None:
-        self.labelled.begin_stream(student)
-
-    def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult | None:
-        return self.labelled.stream_loss(student, pixels)
-
-    def after_stream_step(self, student: Student) -> None:
-        self.labelled.after_stream_step(student)
-
-    # Prediction and copies
-
-    def experts(self, student: Student) -> Mapping[str, Expert]:
-        return self.labelled.experts(student)
-
-    def shared_copies(self) -> Mapping[str, Backbone]:
-        own = {f"{self.role}-{name}": net for name, net in self.stage.shared_copies().items()}
-        return {**self.labelled.shared_copies(), **own}
