@@ -99,3 +99,19 @@ def test_a_settings_file_is_a_mapping(tmp_path) -> None:
     file.write_text("a: [")
     with pytest.raises(InputError, match="is not YAML"):
         read_yaml(file)
+
+
+class TestMistakesInPython:
+    """The constructor says the same sentence as the command line."""
+
+    def test_a_wrong_name_gets_a_suggestion(self) -> None:
+        with pytest.raises(InputError, match=r"^unknown setting 'bathc_size'; did you mean 'batch"):
+            LearnerSettings(bathc_size=8)
+
+    def test_a_wrong_value_is_one_sentence(self) -> None:
+        with pytest.raises(InputError, match=r"^epochs is 0: input should be greater than"):
+            RunSettings(epochs=0)
+        with pytest.raises(InputError, match="are two orders of one stream"):
+            RunSettings(correlated=True, one_class=True)
+        with pytest.raises(InputError, match="task_column 'date' orders the classes"):
+            RunSettings(task_column="date", class_order_seed=1)

@@ -5,6 +5,8 @@
 # Learn, adapt, predict
 from dosapp.learner.learner import Learner as Learner
 from dosapp.learner.learner import Prediction as Prediction
+from dosapp.learner.evaluation import Evaluation as Evaluation
+from dosapp.learner.evaluation import SessionResult as SessionResult
 from dosapp.settings import LearnerSettings as LearnerSettings
 from dosapp.service.client import Client as Client
 
@@ -18,6 +20,7 @@ from dosapp.experiments.evaluator import Evaluator as Evaluator
 
 # Data and scenarios
 from dosapp.data.registry import load_dataset as load_dataset
+from dosapp.data.convert import as_dataset as as_dataset
 from dosapp.data.base import Dataset as Dataset
 from dosapp.data.base import Split as Split
 from dosapp.data.base import Prompts as Prompts

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dosapp.data.inputs import stack_images
 from dosapp.data.preprocess import to_bytes
 from dosapp.errors import InputError
-from dosapp.learner.inputs import stack_images
 from dosapp.learner.learner import Learner
 
 Label = Hashable

@@ -4,6 +4,7 @@ A scenario is an immutable value. Every modifier returns a new one, and every or
 function of the seed.
 """
 
+import difflib
 import hashlib
 import json
 import math
@@ -65,6 +66,15 @@ class Session:
         missing = next((name for name in self.classes if name not in present), None)
         if missing is not None:
             raise InputError(f"class '{missing}' has no training images, so {consequence}; add one")
+
+    @classmethod
+    def from_dataset(cls, dataset: Dataset[ImageArray]) -> "Session":
+        """All training images of a dataset, without a stream; classes without any are left out."""
+        present, labels = np.unique(dataset.train.labels, return_inverse=True)
+        names = tuple(dataset.classes[label] for label in present)
+        check_class_names(names, dataset.name)
+        train = LabelledImages.from_split(dataset.train, np.arange(len(labels)), labels)
+        return cls(names, dict.fromkeys(names, dataset.prompts), train, train.empty())
 
     @classmethod
     def from_images(cls, images: Mapping[str, Tensor], prompts: Prompts | None = None) -> "Session":
@@ -424,14 +434,14 @@ def _group_classes(
 ) -> list[list[str]]:
     """The class names of each task."""
     if not isinstance(tasks, int):
-        groups = [list(group) for group in tasks]
+        groups = [[_find_class(name, dataset) for name in group] for group in tasks]
         if not all(groups):
             raise InputError(
                 "the class order has an empty task; give every task at least one class"
             )
         _check_order([name for group in groups for name in group], dataset)
         return groups
-    names = list(order) if order is not None else list(dataset.classes)
+    names = [_find_class(name, dataset) for name in (dataset.classes if order is None else order)]
     _check_order(names, dataset)
     if not 1 <= tasks <= len(names):
         raise InputError(
@@ -441,12 +451,21 @@ def _group_classes(
     return [list(group) for group in np.array_split(np.array(names, dtype=object), tasks)]
 
 
+def _find_class(name: str, dataset: Dataset[ImageArray]) -> str:
+    """The class that a class order names; underscores are spaces, as in names of folders."""
+    if name in dataset.classes:
+        return name
+    spaced = name.replace("_", " ")
+    if spaced not in dataset.classes:
+        closest = difflib.get_close_matches(spaced, dataset.classes, n=1, cutoff=0.5)
+        raise InputError(
+            f"the class order names '{name}', which {dataset.name} does not have; "
+            + (f"did you mean '{closest[0]}'?" if closest else f"it has '{dataset.classes[0]}', …")
+        )
+    return spaced
+
+
 def _check_order(names: list[str], dataset: Dataset[ImageArray]) -> None:
-    for name in names:
-        if name not in dataset.classes:
-            raise InputError(
-                f"the class order names '{name}', which {dataset.name} does not have; "
-                f"it has for example '{dataset.classes[0]}'"
-            )
-        if names.count(name) > 1:
-            raise InputError(f"the class order names '{name}' twice; each class has one task")
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise InputError(f"the class order names '{repeated}' twice; each class has one task")

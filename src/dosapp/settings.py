@@ -12,22 +12,46 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from dosapp.errors import InputError, unknown_name
 
-PAPER_LR = 7.5e-6
+PAPER_LR, PAPER_EPOCHS, PAPER_BATCH_SIZE = 7.5e-6, 10, 64
 
 
 class Settings(BaseModel):
-    """Base of all settings: immutable, no unknown keys, other names as aliases."""
+    """Base of all settings: immutable, no unknown keys, other names as aliases.
+
+    A wrong name or value raises an `InputError` of one sentence, also from the constructor.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     aliases: ClassVar[Mapping[str, str]] = {}  # other names that are accepted → the name
 
+    def __init__(self, **values: Any) -> None:
+        """Validate values and turn the first problem into one sentence."""
+        self._check_names(values, "setting")
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"])
+            reason = first["msg"].removeprefix("Value error, ")
+            if not name:
+                raise InputError(reason) from error
+            reason = f"{reason[0].lower()}{reason[1:]}"
+            raise InputError(f"{name} is {first['input']!r}: {reason}") from error
+
     @classmethod
     def parse(cls, values: Mapping[str, Any], source: str = "settings") -> Self:
-        """Validate values and turn the first problem into one sentence.
+        """Make settings from values of a file or the command line.
 
         Args:
             values: Setting names and their values; names of version 0.1 are accepted.
@@ -43,19 +67,14 @@ class Settings(BaseModel):
             >>> RunSettings.parse({"method": "spu", "batch": 32}).batch_size
             32
         """
+        cls._check_names(values, f"key in {source}")
+        return cls(**values)
+
+    @classmethod
+    def _check_names(cls, values: Mapping[str, Any], kind: str) -> None:
         for key in values:
             if key not in cls.model_fields and key not in cls.aliases:
-                raise unknown_name(f"key in {source}", str(key), cls.model_fields)
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(str(part) for part in first["loc"])
-            reason = first["msg"].removeprefix("Value error, ")
-            if not name:
-                raise InputError(reason) from error
-            reason = f"{reason[0].lower()}{reason[1:]}"
-            raise InputError(f"{name} is {first['input']!r}: {reason}") from error
+                raise unknown_name(kind, str(key), cls.model_fields)
 
     @classmethod
     def rename_aliases(cls, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,8 +100,8 @@ class LearnerSettings(Settings):
     """Everything that decides how a learner trains.
 
     Example:
-        >>> LearnerSettings(method="dosapp", epochs=5).batch_size
-        64
+        >>> LearnerSettings(method="spu", epochs=5).method
+        'spu'
     """
 
     aliases = {
@@ -110,10 +129,16 @@ class LearnerSettings(Settings):
     template: str = Field("", description="caption of a class, {} is its name [the dataset's]")
     buffer_size: int = Field(0, ge=0, description="images in the replay buffer; 0 stores none")
     seed: int = Field(0, ge=0, description="order of images, test-set halves, replay buffer")
-    lr: float | None = Field(None, gt=0, description="learning rate [tuned for tiny, else 7.5e-6]")
+    lr: float | None = Field(
+        None, gt=0, description="learning rate [stored for tiny; chosen on your data]"
+    )
     weight_decay: float = Field(0.2, ge=0, description="of AdamW, on the trainable weights")
-    epochs: int = Field(10, ge=1, description="passes over the images of a session")
-    batch_size: int = Field(64, ge=1, description="labelled images per step")
+    epochs: int | None = Field(
+        None, ge=1, description="passes over the images of a session [10; few images of yours: 30]"
+    )
+    batch_size: int | None = Field(
+        None, ge=1, description="labelled images per step [64; few images of yours: 8 to 32]"
+    )
     all_class_negatives: bool = Field(
         False, description="add the captions of all other classes to the loss"
     )
@@ -216,6 +241,9 @@ class RunSettings(LearnerSettings):
     class_order_seed: int | None = Field(
         None, ge=0, lt=2**32, description="shuffle the classes as PyCIL does; usually 1993"
     )
+    task_column: str | None = Field(
+        None, description="column of a CSV, such as date: classes that begin together are a task"
+    )
     train_images: int | None = Field(
         None, ge=1, description="training images per class, generated data only"
     )
@@ -252,6 +280,10 @@ class RunSettings(LearnerSettings):
             raise ValueError(
                 f"class_order '{self.class_order}' and class_order_seed {self.class_order_seed} "
                 "are two orders of the classes; give one"
+            )
+        if self.task_column is not None and (self.class_order or self.class_order_seed is not None):
+            raise ValueError(
+                f"task_column '{self.task_column}' orders the classes; leave out class_order"
             )
         return self
 

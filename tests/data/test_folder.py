@@ -1,18 +1,25 @@
 """A user's own images: class folders, tar archives, CSV files, WebDataset shards."""
 
+import os
 import shutil
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from dosapp.data.folder import load_folder
+from dosapp.data.files import decode_zip_name, list_files
+from dosapp.data.folder import load_folder, read_task_groups
 from dosapp.data.registry import load_dataset
 from dosapp.errors import InputError
+from dosapp.experiments.plan import build_scenario
 from dosapp.experiments.result import Result
+from dosapp.scenario import split_dataset
+from dosapp.settings import RunSettings
 from support.cli import dosapp
 from support.images import BROKEN, PREPROCESS, write_class_folders, write_image, write_images
+from support.settings import SHARED, shared_only
 
 
 class TestClassFolders:
@@ -212,3 +219,138 @@ class TestUnreadableImagesInARun:
         tasks = Result.read(tmp_path / "x").tasks
         assert [task["train"] for task in tasks] == [4, 4, 3]
         assert [task["stream"] + task["test"] for task in tasks] == [3, 3, 4]
+
+
+class TestNumberedFolders:
+    def test_are_named_by_classes_json(self, tmp_path: Path) -> None:
+        write_images(tmp_path / "train" / "000", 3)
+        write_images(tmp_path / "train" / "001", 3)
+        shutil.copytree(tmp_path / "train", tmp_path / "test")
+        (tmp_path / "classes.json").write_text('["red fox", "owl"]')
+        assert load_folder(tmp_path).classes == ("red fox", "owl")
+        (tmp_path / "classes.json").write_text('["red fox"]')
+        with pytest.raises(InputError, match=r"has 1 names, counted from 0, and none .* '001'"):
+            load_folder(tmp_path)
+
+    def test_without_names_are_announced(self, tmp_path: Path) -> None:
+        write_images(tmp_path / "000", 3)
+        with pytest.warns(UserWarning, match=r"are numbers \('000', …\), which mean nothing"):
+            load_folder(tmp_path)
+
+    @shared_only
+    def test_a_subset_of_the_paper_is_a_plain_dataset(self) -> None:
+        data = load_folder(SHARED / "data" / "gtsrb.tar")
+        assert len(data.classes) == 43
+        assert not any(name.isdecimal() for name in data.classes)
+
+
+class TestLeftOut:
+    def test_folders_without_images_are_named(self, tmp_path: Path) -> None:
+        write_images(tmp_path / "cat", 3)
+        (tmp_path / "dog").mkdir()
+        (tmp_path / "owl").mkdir()
+        (tmp_path / "owl" / "notes.txt").write_text("x")
+        with pytest.warns(UserWarning, match="they hold no images: 'dog', 'owl'"):
+            assert load_folder(tmp_path).classes == ("cat",)
+
+    def test_a_folder_that_cannot_be_read_is_an_error(self, tmp_path: Path, monkeypatch) -> None:
+        write_images(tmp_path / "cat", 3)
+        write_images(tmp_path / "dog", 3)
+        scan = os.scandir
+
+        def refuse_dog(path: str) -> object:
+            if Path(path).name == "dog":
+                raise PermissionError(13, "Permission denied", str(path))
+            return scan(path)
+
+        monkeypatch.setattr(os, "scandir", refuse_dog)
+        with pytest.raises(InputError, match=r"dog' cannot be read \(Permission denied\)"):
+            list_files(tmp_path)
+
+
+class TestZips:
+    def test_a_zip_has_the_images_of_its_folder(self, tmp_path: Path) -> None:
+        for name in ("cat", "Füchse"):
+            write_images(tmp_path / "pets" / name, 4)
+        file = shutil.make_archive(str(tmp_path / "pets"), "zip", tmp_path / "pets")
+        data, folder = load_folder(Path(file)), load_folder(tmp_path / "pets")
+        assert data.classes == ("Füchse", "cat")
+        assert data.train.images.key(1) == folder.train.images.key(1)
+        assert data.train.images.open(1).tobytes() == folder.train.images.open(1).tobytes()
+        assert load_dataset(file, PREPROCESS).train.images.read([0]).shape == (1, 3, 32, 32)
+
+    def test_a_name_without_the_flag_of_utf8(self) -> None:
+        member = zipfile.ZipInfo("Füchse/0.png".encode().decode("cp437"))
+        assert decode_zip_name(member) == "Füchse/0.png"
+
+    def test_names_never_become_paths_and_large_files_are_refused(
+        self, tmp_path: Path, monkeypatch
+    ) -> None:
+        write_images(tmp_path / "pets" / "cat", 3)
+        with zipfile.ZipFile(tmp_path / "pets.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            for n in range(3):
+                archive.write(tmp_path / "pets" / "cat" / f"{n}.png", f"/cat/{n}.png")
+            archive.writestr("../../evil/0.png", b"x")
+        data = load_folder(tmp_path / "pets.zip")
+        assert data.classes == ("cat",)  # a hidden folder, as .. is, has no images
+        monkeypatch.setattr("dosapp.data.files.MAX_MEMBER", 5)
+        with pytest.raises(InputError, match="has more than 5 bytes"):
+            data.train.images.open(0)
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("pets.tar.gz", r"is compressed.*mkdir pets && tar -xf .*pets.tar.gz -C pets"),
+            ("pets.zip", "is not a zip archive"),
+            ("pets.tar", "if it is compressed, unpack it"),
+        ],
+    )
+    def test_other_archives_say_what_to_do(self, tmp_path: Path, name, message) -> None:
+        (tmp_path / name).write_bytes(b"\x1f\x8b no archive")
+        with pytest.raises(InputError, match=message):
+            load_folder(tmp_path / name)
+
+
+class TestTaskColumn:
+    def write_csv(self, path: Path, dates: dict[str, str]) -> Path:
+        rows = ["path,label,date"]
+        for name, date in dates.items():
+            write_images(path / name, 6)
+            rows += [f"{name}/{n}.png,{name},{date}" for n in range(6)]
+        rows[-1] = rows[-1].rpartition(",")[0] + ",2027-01"  # a later image of the last class
+        (path / "data.csv").write_text("\n".join(rows))
+        return path / "data.csv"
+
+    def test_classes_that_begin_together_are_a_task(self, tmp_path: Path) -> None:
+        dates = {"owl": "2026-05", "big_cat": "2026-03", "dog": "2026-05", "fox": "2026-03"}
+        file = self.write_csv(tmp_path, dates)
+        settings = RunSettings(data=str(file), task_column="date")
+        scenario = build_scenario(settings, PREPROCESS)
+        assert [task.classes for task in scenario.tasks] == [("big cat", "fox"), ("dog", "owl")]
+
+    def test_numbers_are_in_the_order_of_numbers(self, tmp_path: Path) -> None:
+        file = tmp_path / "data.csv"
+        file.write_text("path,label,session\na.png,owl,10\nb.png,fox,2\n")
+        assert read_task_groups(file, "session") == [["fox"], ["owl"]]
+        with pytest.raises(InputError, match="columns path, label, session, but no 'date'"):
+            read_task_groups(file, "date")
+        with pytest.raises(InputError, match="is no CSV"):
+            read_task_groups(tmp_path, "date")
+
+
+class TestClassOrder:
+    def test_suggestions_underscores_and_what_is_left_out(self, tmp_path: Path) -> None:
+        for name in ("red_fox", "owl", "dog"):
+            write_images(tmp_path / name, 6)
+        data = load_dataset(tmp_path, PREPROCESS)
+        order = split_dataset(data, 3, order=["red_fox", "owl", "dog"]).classes
+        assert order == ("red fox", "owl", "dog")
+        with pytest.raises(
+            InputError, match=r"'red foks', which .* does not have; did you mean 'red fox'"
+        ):
+            split_dataset(data, 3, order=["red foks", "owl", "dog"])
+        file = tmp_path / "order.yaml"
+        file.write_text("[[owl], [red_fox]]")
+        settings = RunSettings(data=str(tmp_path), class_order=file)
+        with pytest.warns(UserWarning, match="names 2 of the 3 classes of .* left out: 'dog'"):
+            build_scenario(settings, PREPROCESS)

@@ -273,6 +273,7 @@ def test_the_small_subsets_can_be_read_and_are_known_copies(name) -> None:
     assert np.bincount(data.train.labels).min() >= 6
 
 
+@pytest.mark.filterwarnings("ignore:the classes of:UserWarning")
 class TestKnownCopies:
     def test_the_checksum_depends_on_labels_and_not_on_folders(self, tmp_path) -> None:
         def checksum(path: Path) -> str:

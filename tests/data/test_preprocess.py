@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from dosapp.data.files import decode_image
+from dosapp.data.inputs import stack_images
 from dosapp.data.preprocess import Preprocess, to_rgb
-from dosapp.learner.inputs import stack_images
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.uploads import UploadDecoder
 

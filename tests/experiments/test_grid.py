@@ -17,13 +17,12 @@ import yaml
 from rich.console import Console
 from torch import Tensor
 
-from dosapp.backbones.registry import resolve_lr
 from dosapp.cli.progress import grid_progress
 from dosapp.data.images import InMemoryImages
 from dosapp.errors import InputError
 from dosapp.experiments import grid
 from dosapp.experiments.grid import Outcome, parse_seeds, read_grid, run_grid, select_results
-from dosapp.experiments.plan import load_settings, plan
+from dosapp.experiments.plan import load_settings, plan, resolve_training
 from dosapp.experiments.store import read_results
 from dosapp.experiments.tune import Trial, TunedRates, choose_rate, split_first_session, tune
 from dosapp.settings import RunSettings
@@ -275,9 +274,9 @@ class TestTuning:
         assert tuned.images == {"teach": 24, "score": 6}
 
     def test_shipped_rates_are_used_for_the_tiny_backbone_only(self) -> None:
-        assert resolve_lr(RunSettings(method="spu")).lr > 1e-5
-        assert resolve_lr(RunSettings(method="spu", lr=0.5)).lr == 0.5
-        assert resolve_lr(RunSettings(method="spu", backbone="ViT-B-16")).lr == 7.5e-6
+        assert resolve_training(RunSettings(method="spu")).lr > 1e-5
+        assert resolve_training(RunSettings(method="spu", lr=0.5)).lr == 0.5
+        assert resolve_training(RunSettings(method="spu", backbone="ViT-B-16")).lr == 7.5e-6
 
 
 class TestRay:

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 import typer
 
-from dosapp.backbones.registry import resolve_lr
 from dosapp.cli.console import SetOption
 from dosapp.cli.flags import with_settings
 from dosapp.data.paper_sets.datasets import PaperDataset
 from dosapp.errors import InputError
 from dosapp.experiments.costs import estimate
 from dosapp.experiments.grid import run_grid
-from dosapp.experiments.plan import load_settings, plan
+from dosapp.experiments.plan import load_settings, plan, resolve_training
 from dosapp.experiments.ray_cluster import needs_gpu
 from dosapp.experiments.result import Result, check_paired
 from dosapp.paper.ledger import compare_forgetting, count_lost_cells, read_ledgers
@@ -155,13 +154,14 @@ class TestRuns:
     def test_a_command_holds_the_tuned_learning_rate(self) -> None:
         """So that tuning again does not change its meaning."""
         settings = RunSettings(method="spu")
-        assert f"--lr {resolve_lr(settings).lr}" in format_command(settings)
+        assert f"--lr {resolve_training(settings).lr}" in format_command(settings)
 
     @pytest.mark.parametrize("scale", ["tiny", "real-small", "paper"])
     def test_every_printed_command_is_parsed_to_the_same_settings(self, scale) -> None:
         size = replace(Scale.from_name(scale), seeds="3", references="a file.csv")
         for one in [*list_runs(list(load_tables()), size), *list_timed_runs(size).values()]:
-            assert parse_command(format_command(one)) == resolve_lr(one)
+            again = parse_command(format_command(one))
+            assert resolve_training(again) == resolve_training(one)
 
     @pytest.mark.filterwarnings("ignore:momenta")
     @pytest.mark.parametrize(

@@ -2,14 +2,13 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 from safetensors import SafetensorError
 
 from dosapp.backbones.clip import CLIPBackbone, import_transformers, read_preprocessing
 from dosapp.errors import InputError, unknown_name
-from dosapp.settings import PAPER_LR, LearnerSettings
 
 HUB_IDS = {
     "ViT-B-16": "openai/clip-vit-base-patch16",
@@ -17,8 +16,6 @@ HUB_IDS = {
     "ViT-L-14": "openai/clip-vit-large-patch14",
 }
 TINY = Path(__file__).parent / "tiny"
-
-S = TypeVar("S", bound=LearnerSettings)
 
 
 def load_backbone(name: str) -> CLIPBackbone:
@@ -77,16 +74,9 @@ def load_backbone(name: str) -> CLIPBackbone:
     return CLIPBackbone(model.float(), tokenizer, preprocessing, name)
 
 
-def resolve_lr(settings: S) -> S:
-    """Write the default learning rate into the settings if none is given.
-
-    The embedded backbone has a rate for each method, chosen by `dosapp tune`; every other backbone
-    has the paper's.
-    """
-    if settings.lr is not None:
-        return settings
-    rates = _tiny_rates() if settings.backbone == "tiny" else {}
-    return settings.model_copy(update={"lr": rates.get(settings.method, PAPER_LR)})
+def stored_lr(backbone: str, method: str) -> float | None:
+    """The learning rate that comes with a backbone: `dosapp tune` chose those of `tiny`."""
+    return _tiny_rates().get(method) if backbone == "tiny" else None
 
 
 @cache

@@ -67,7 +67,7 @@ def describe_no_learning(result: "Result") -> str:
     """Say that a run ended where it began, and what would help; empty if it did not."""
     accuracy, zero_shot = (result.metrics.get(n) for n in ("accuracy", "zero_shot_accuracy"))
     learned = result.metrics.get("learning_accuracy")
-    s = result.settings
+    s, training = result.settings, result.training or result.settings
     if accuracy is None or zero_shot is None or s["method"] == "zero-shot":
         return ""
     # A run that has forgotten all it had learned knew each task better when it was new.
@@ -75,9 +75,9 @@ def describe_no_learning(result: "Result") -> str:
         return ""
     return (
         f"{result.label} has {accuracy:.1f} %, its zero-shot accuracy: nothing was learned with "
-        f"learning rate {s['lr']:g}, {s['epochs']} epochs and batches of "
-        f"{s.get('batch_size', s.get('batch'))}. Try 'dosapp tune' with the same --data and "
-        "--backbone, more --epochs, or a smaller --batch-size"
+        f"learning rate {training['lr']:g}, {training['epochs']} epochs and batches of "
+        f"{training.get('batch_size', training.get('batch'))}. Try 'dosapp tune' with the same "
+        "--data and --backbone, more --epochs, or a smaller --batch-size"
     )
 
 

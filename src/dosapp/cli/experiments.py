@@ -375,14 +375,16 @@ def tune(
             tuned = choose(
                 settings, rates=candidates, seeds=tries, trials=trials, on_trial=show_trial
             )
-        tuned_rates.add(tuned)
+        tuned_rates.add(tuned, settings.backbone)
         if not as_json:
-            out.print(f"{method}: {tuned.lr:g}   {tuned.evidence()['accuracy']}")
+            out.print(tuned.explain())
+            for rate, accuracy in tuned.evidence()["accuracy"].items():
+                out.print(f"    {rate}: {accuracy} %", style="dim")
     tuned_rates.write(file, " ".join(["dosapp", *sys.argv[1:]]))
     if as_json:
-        print(json.dumps({"rates": tuned_rates.rates, "seen": tuned_rates.seen}))
+        print(json.dumps(tuned_rates.to_dict()))
     else:
-        out.print(f"wrote {file}")
+        out.print(f"wrote {file}; give the chosen rate to run, new or grid as --lr")
 
 
 @app.command()

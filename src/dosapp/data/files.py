@@ -1,11 +1,13 @@
-"""Images on disk: files in folders, and members of tar archives, which are never unpacked."""
+"""Images on disk: files in folders, members of tar and zip archives, which are never unpacked."""
 
 import hashlib
 import io
 import os
 import tarfile
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from PIL import Image
@@ -13,16 +15,18 @@ from PIL import Image
 from dosapp.data.preprocess import to_rgb
 from dosapp.errors import InputError
 
+ARCHIVES = (".tar", ".zip")
+MAX_MEMBER = 200_000_000  # bytes of a file in a zip, unpacked
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".webp", ".tif", ".tiff"}
 
 
 @dataclass(frozen=True)
 class FileRef:
-    """A file, or a member of an uncompressed tar archive."""
+    """A file, or a member of an uncompressed tar archive or of a zip."""
 
     path: Path
     member: str = ""
-    offset: int = 0
+    offset: int = 0  # of a tar's member in bytes; of a zip's in its list of members
     size: int | None = None
 
     def __str__(self) -> str:
@@ -35,9 +39,23 @@ class FileRef:
     def read(self) -> bytes:
         if not self.member:
             return self.path.read_bytes()
+        if self.path.suffix.lower() == ".zip":
+            return self._read_zip()
         with self.path.open("rb") as file:
             file.seek(self.offset)
             return file.read(self.size)
+
+    def _read_zip(self) -> bytes:
+        """Read a member, whatever size the archive declares for it."""
+        archive = _open_zip(self.path, self.path.stat().st_mtime_ns)
+        try:
+            with archive.open(archive.infolist()[self.offset]) as file:
+                data = file.read(MAX_MEMBER + 1)
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+            raise InputError(f"'{self}' cannot be read ({error})") from error  # or is encrypted
+        if len(data) > MAX_MEMBER:
+            raise InputError(f"'{self}' has more than {MAX_MEMBER:,} bytes; unpack the archive")
+        return data
 
     def relative_name(self, root: Path) -> str:
         """The same on every machine that has the same folder."""
@@ -48,8 +66,11 @@ FileTree = Mapping[str, FileRef]  # relative name → file
 
 
 def list_files(root: Path) -> FileTree:
-    """All files of a folder or a tar archive by relative name, except hidden ones."""
-    found = _list_folder(root) if root.is_dir() else _list_tar(root)
+    """All files of a folder, a tar or a zip archive by relative name, except hidden ones."""
+    if root.is_dir():
+        found = _list_folder(root)
+    else:
+        found = _list_zip(root) if root.suffix.lower() == ".zip" else _list_tar(root)
     return {n: found[n] for n in sorted(found) if not any(p.startswith(".") for p in n.split("/"))}
 
 
@@ -65,7 +86,7 @@ def strip_outer_folder(files: FileTree) -> FileTree:
 
 def _list_folder(root: Path) -> dict[str, FileRef]:
     found, visited = {}, set()
-    for folder, subfolders, names in os.walk(root, followlinks=True):
+    for folder, subfolders, names in os.walk(root, onerror=_refuse_folder, followlinks=True):
         here = Path(folder)
         if here.resolve() in visited:  # a link that leads back
             subfolders.clear()
@@ -74,6 +95,62 @@ def _list_folder(root: Path) -> dict[str, FileRef]:
         for name in names:
             found[(here / name).relative_to(root).as_posix()] = FileRef(here / name)
     return found
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise InputError(
+        f"folder '{error.filename}' cannot be read ({error.strerror}); change its permissions, or "
+        "move it elsewhere"
+    ) from error
+
+
+def find_empty_folders(root: Path) -> list[str]:
+    """The innermost folders below a folder that hold no images; hidden ones are not meant.
+
+    Example:
+        >>> import tempfile
+        >>> root = Path(tempfile.mkdtemp())
+        >>> (root / "train" / "fox").mkdir(parents=True)
+        >>> find_empty_folders(root)
+        ['train/fox']
+    """
+    empty = []
+    for folder, subfolders, names in os.walk(root):
+        name = Path(folder).relative_to(root).as_posix()
+        is_hidden = any(part.startswith(".") for part in name.split("/"))  # also the root itself
+        has_images = any(Path(file).suffix.lower() in SUFFIXES for file in names)
+        if not (subfolders or is_hidden or has_images):
+            empty.append(name)
+    return sorted(empty)
+
+
+@lru_cache(maxsize=8)
+def _open_zip(path: Path, modified: int) -> zipfile.ZipFile:
+    return zipfile.ZipFile(path)
+
+
+def _list_zip(path: Path) -> dict[str, FileRef]:
+    """Member names are only read, never used as paths."""
+    try:
+        members = _open_zip(path, path.stat().st_mtime_ns).infolist()
+    except (zipfile.BadZipFile, OSError) as error:
+        raise InputError(f"'{path}' is not a zip archive ({error})") from error
+    found = {}
+    for index, member in enumerate(members):
+        name = decode_zip_name(member).replace("\\", "/").lstrip("/")
+        if not member.is_dir() and "__MACOSX" not in name.split("/"):
+            found[name] = FileRef(path, name, index, member.file_size)
+    return found
+
+
+def decode_zip_name(member: zipfile.ZipInfo) -> str:
+    """The name of a member: Linux writes UTF-8 without the flag that says so."""
+    if member.flag_bits & 0x800:
+        return member.filename
+    try:
+        return member.filename.encode("cp437").decode()
+    except UnicodeError:
+        return member.filename
 
 
 def _list_tar(path: Path) -> dict[str, FileRef]:
@@ -87,7 +164,10 @@ def _list_tar(path: Path) -> dict[str, FileRef]:
                 if file.isreg() and file.sparse is None:
                     found[name] = FileRef(path, name, file.offset_data, file.size)
     except (tarfile.TarError, OSError, KeyError) as error:
-        raise InputError(f"'{path}' is not an uncompressed tar archive ({error})") from error
+        raise InputError(
+            f"'{path}' is not an uncompressed tar archive ({error}); if it is compressed, unpack "
+            "it and give the folder"
+        ) from error
     return found
 
 

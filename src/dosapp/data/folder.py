@@ -2,7 +2,8 @@
 
 ROOT/train/CLASS/*  and  ROOT/test/CLASS/*       as they are
 ROOT/CLASS/*                                     a third of each class becomes the test split
-either of them as one uncompressed ROOT.tar
+either of them as one uncompressed ROOT.tar, or as ROOT.zip
+ROOT/classes.json                                names of classes whose folders are numbers
 ROOT/*.tar with KEY.jpg beside KEY.cls           WebDataset shards; `test` or `val` in a name splits
 FILE.csv with columns path, label and perhaps split (train or test)
 """
@@ -10,6 +11,7 @@ FILE.csv with columns path, label and perhaps split (train or test)
 import csv
 import json
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,10 +19,12 @@ import numpy as np
 
 from dosapp.data.base import Dataset, ImageSource, Split
 from dosapp.data.files import (
+    ARCHIVES,
     SUFFIXES,
     FileImages,
     FileRef,
     FileTree,
+    find_empty_folders,
     list_files,
     strip_outer_folder,
 )
@@ -29,34 +33,93 @@ from dosapp.runtime.rng import numpy_rng
 
 LabelledFiles = list[tuple[FileRef, str]]  # image, class name
 
+COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 LABEL_SUFFIXES = (".cls", ".txt", ".json")  # of WebDataset shards
 
 
-def load_folder(path: Path) -> Dataset[ImageSource]:
-    """Load a folder, a tar archive or a CSV file of images."""
+def load_folder(path: Path, hold_out: bool = True) -> Dataset[ImageSource]:
+    """Load a folder, an archive or a CSV file of images.
+
+    Args:
+        path: Where the images are.
+        hold_out: Make a third of each class the test split where there is none; otherwise all
+            images train, and the test split is empty.
+    """
     if not path.exists():
         raise InputError(f"data '{path}' does not exist; give a folder of class folders or a CSV")
-    train, test = find_images(path)
+    train, test = find_images(path, hold_out)
     names = sorted({name for _, name in train} | {name for _, name in test})
     root = path if path.is_dir() else path.parent
     return Dataset(
         name=path.stem,
-        classes=tuple(name.replace("_", " ") for name in names),
+        classes=_class_titles(names, path),
         train=make_split(train, names, root),
         test=make_split(test, names, root),
     )
 
 
-def find_images(path: Path) -> tuple[LabelledFiles, LabelledFiles]:
+def find_images(path: Path, hold_out: bool = True) -> tuple[LabelledFiles, LabelledFiles]:
     """Training and test images with their class names, whatever the layout."""
-    if path.is_file() and path.suffix != ".tar":
+    if path.is_dir() and (empty := find_empty_folders(path)):
+        listed = ", ".join(f"'{name}'" for name in empty)
+        warnings.warn(f"left out of '{path}', because they hold no images: {listed}", stacklevel=3)
+    train, test = _find_labelled(path)
+    return (train, test) if test or not hold_out else _split_files(train)
+
+
+def _find_labelled(path: Path) -> tuple[LabelledFiles, LabelledFiles]:
+    """Training and test images; without a test part there are no test images."""
+    if path.name.lower().endswith(COMPRESSED):
+        folder = path.name.partition(".")[0]
+        raise InputError(
+            f"'{path}' is compressed, so its images cannot be read one by one; unpack it and give "
+            f"the folder: mkdir {folder} && tar -xf {path} -C {folder}"
+        )
+    if path.is_file() and path.suffix.lower() not in ARCHIVES:
         return _read_csv(path)
     files = strip_outer_folder(list_files(path))
     shards = {n: f for n, f in files.items() if n.endswith(".tar") and "/" not in n}
     has_images = any(file.suffix in SUFFIXES for file in files.values())
     if (shards and not has_images) or _is_shard(files):
         return _read_shards(shards or {path.name: FileRef(path)})
-    return read_class_folders(files, path)
+    return _read_class_folders(files, path)
+
+
+def read_class_names(files: FileTree) -> list[str] | None:
+    """Class names in label order from a `classes.json` among the files; None without one."""
+    file = next((file for name, file in files.items() if Path(name).name == "classes.json"), None)
+    if file is None:
+        return None
+    try:
+        names = json.loads(file.read())
+    except ValueError as error:
+        raise InputError(f"'{file}' is not JSON ({error})") from error
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"'{file}' is not a list of class names in label order")
+    return names
+
+
+def _class_titles(names: Sequence[str], path: Path) -> tuple[str, ...]:
+    """Class names that CLIP can read; folders that are numbers are named by `classes.json`."""
+    titles = tuple(name.replace("_", " ") for name in names)
+    if not all(name.isdecimal() for name in names):
+        return titles
+    is_listed = path.is_dir() or path.suffix.lower() in ARCHIVES
+    listed = read_class_names(list_files(path)) if is_listed else None
+    if listed is None:
+        warnings.warn(
+            f"the classes of '{path}' are numbers ('{names[0]}', …), which mean nothing to CLIP; "
+            "put a list of their names, in this order, into classes.json beside the class folders",
+            stacklevel=4,
+        )
+        return titles
+    unnamed = next((name for name in names if int(name) >= len(listed)), None)
+    if unnamed is not None:
+        raise InputError(
+            f"classes.json of '{path}' has {len(listed)} names, counted from 0, and none for the "
+            f"folder '{unnamed}'"
+        )
+    return tuple(listed[int(name)] for name in names)
 
 
 def make_split(files: LabelledFiles, names: Sequence[str], root: Path) -> Split[ImageSource]:
@@ -66,12 +129,12 @@ def make_split(files: LabelledFiles, names: Sequence[str], root: Path) -> Split[
     return Split(FileImages(tuple(file for file, _ in files), root), labels)
 
 
-def read_class_folders(files: FileTree, root: Path) -> tuple[LabelledFiles, LabelledFiles]:
+def _read_class_folders(files: FileTree, root: Path) -> tuple[LabelledFiles, LabelledFiles]:
     """Class folders, below train and test if they are there."""
     tops = {name.partition("/")[0] for name in files if "/" in name}
     test_name = next((name for name in ("test", "val") if name in tops), "")
     if "train" not in tops or not test_name:
-        return _split_files(_class_folders(files, root))
+        return _class_folders(files, root), []
     train, test = (
         _class_folders(
             {n.removeprefix(f"{s}/"): f for n, f in files.items() if n.startswith(f"{s}/")},
@@ -140,7 +203,7 @@ def _read_shards(shards: FileTree) -> tuple[LabelledFiles, LabelledFiles]:
         words = re.split(r"[^a-z]+", Path(name).stem.lower())
         into = test if {"test", "val", "validation"} & set(words) else train
         into += _read_shard(list_files(file.path), file.path)
-    return (train, test) if test else _split_files(train)
+    return train, test
 
 
 def _read_shard(files: FileTree, shard: Path) -> LabelledFiles:
@@ -168,7 +231,34 @@ def _read_shard(files: FileTree, shard: Path) -> LabelledFiles:
     return found
 
 
-def _read_csv(path: Path) -> tuple[LabelledFiles, LabelledFiles]:
+def read_task_groups(path: Path, column: str) -> list[list[str]]:
+    """Tasks by a column of a CSV: classes whose smallest value is equal form a task.
+
+    Args:
+        path: The CSV file.
+        column: For example `date` with ISO dates (2026-03-01, or 2026-03 for whole months).
+
+    Returns:
+        Class names of each task, in the order of the values.
+    """
+    if path.suffix.lower() != ".csv":
+        raise InputError(f"task_column is '{column}', but '{path}' is no CSV; give one with it")
+    rows = _read_rows(path)
+    if column not in rows[0]:
+        raise InputError(f"'{path}' has the columns {', '.join(rows[0])}, but no '{column}'")
+    if not all(row[column] for row in rows):
+        raise InputError(f"'{path}' has a row without a value in '{column}'; every image needs one")
+    is_number = all(row[column].isdecimal() for row in rows)  # 2 comes before 10
+    first: dict[str, str | int] = {}
+    for row in rows:
+        name = row["label"].replace("_", " ")
+        value = int(row[column]) if is_number else row[column]
+        first[name] = min(first.get(name, value), value)
+    values = sorted(set(first.values()))
+    return [sorted(name for name in first if first[name] == value) for value in values]
+
+
+def _read_rows(path: Path) -> list[dict[str, str]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:  # Excel writes a byte order mark
             rows = list(csv.DictReader(file, skipinitialspace=True))
@@ -178,10 +268,15 @@ def _read_csv(path: Path) -> tuple[LabelledFiles, LabelledFiles]:
         raise InputError(f"'{path}' needs a header with the columns path and label, and some rows")
     if not all(row["path"] and row["label"] for row in rows):
         raise InputError(f"'{path}' has a row without a path or a label; every image needs both")
+    return rows
+
+
+def _read_csv(path: Path) -> tuple[LabelledFiles, LabelledFiles]:
+    rows = _read_rows(path)
     found = [(FileRef(path.parent / row["path"]), row["label"]) for row in rows]
     splits = [row.get("split") for row in rows]
     if not any(splits):
-        return _split_files(found)
+        return found, []
     unknown = [str(split or "") for split in splits if split not in ("train", "test")]
     if unknown:
         raise InputError(f"'{path}' has the split '{unknown[0]}'; use train or test")

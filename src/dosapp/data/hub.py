@@ -2,7 +2,7 @@
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,21 +48,34 @@ def load_from_hub(name: str) -> Dataset[ImageSource]:
     return paper.build_dataset(splits[0], splits[1], paper.hub["train"][0])
 
 
-def load_table(where: str) -> Dataset[ImageSource]:
+def load_table(where: str, hold_out: bool = True) -> Dataset[ImageSource]:
     """Load any table with a column of images and one of labels.
 
     Args:
-        where: A hub id, or a folder of Parquet files.
+        where: A hub id, a folder of Parquet files, or one written by `save_to_disk`.
+        hold_out: Make a third of each class the test split where there is none.
 
     Returns:
-        The dataset. Without a test split a third of each class becomes one.
+        The dataset.
 
     Raises:
         InputError: The table cannot be loaded or lacks a column, a split or labels.
     """
     is_local = Path(where).exists()
     problem = f"'{where}' has no table in it" if is_local else f"'{where}' is not a local path"
-    tables = _load_table(where, problem)
+    return read_tables(_load_table(where, problem), where, hold_out)
+
+
+def read_tables(tables: Any, where: str, hold_out: bool = True) -> Dataset[ImageSource]:
+    """A `datasets.DatasetDict`, or one `datasets.Dataset` for training, as a dataset.
+
+    Args:
+        tables: By split.
+        where: Their name, for messages.
+        hold_out: Make a third of each class the test split where there is none; otherwise all
+            images train, and the test split is empty.
+    """
+    tables = tables if isinstance(tables, Mapping) else {"train": tables}
     if "train" not in tables:
         raise InputError(f"'{where}' has the splits {', '.join(tables)}, but none named train")
     train, test = tables["train"], next((tables[n] for n in TEST_SPLITS if n in tables), None)
@@ -80,7 +93,12 @@ def load_table(where: str) -> Dataset[ImageSource]:
 
     classes = tuple(str(name).replace("_", " ") for name in names or values)
     split = make_split(train, "train")
-    splits = (split, make_split(test, "test")) if test else _split_by_class(split)
+    if test is not None:
+        splits = (split, make_split(test, "test"))
+    elif hold_out:
+        splits = _split_by_class(split)
+    else:
+        splits = (split, Split(split.images.subset([]), split.labels[:0]))
     return Dataset(Path(where).name, classes, *splits)
 
 
@@ -118,12 +136,19 @@ def _load_table(
         what = f"{problem}; reading '{where}' as a table or from the hub"
         raise missing_extra(what, "hub", error) from error
     try:
+        if is_saved_table(Path(where)):
+            return datasets.load_from_disk(where)
         return datasets.load_dataset(where, split=split, revision=revision)
     except Exception as error:  # the library raises many types
         first = str(error).partition("\n")[0]
         is_local = Path(where).exists()
         reason = "the table cannot be read" if is_local else "the hub did not provide it"
         raise InputError(f"{problem}, and {reason} ({where}: {first})") from error
+
+
+def is_saved_table(path: Path) -> bool:
+    """Whether `save_to_disk` of the `datasets` package wrote a folder."""
+    return any((path / name).exists() for name in ("dataset_dict.json", "state.json"))
 
 
 def _find_columns(features: Any, where: str) -> tuple[str, str]:

@@ -24,10 +24,11 @@ from dosapp.errors import unknown_name
 from dosapp.experiments.plan import Plan, plan
 from dosapp.experiments.run import describe_machine, timestamp
 from dosapp.learner.learner import Learner
+from dosapp.learner.training import Training
 from dosapp.runtime.files import read_json, write_json
 from dosapp.runtime.process_memory import peak_memory, reset_peak_memory
 from dosapp.scenario import Session
-from dosapp.settings import RunSettings, hash_key
+from dosapp.settings import PAPER_LR, RunSettings, hash_key
 
 COST_FREE = {"seed", "stream_noise", "test_noise", "correlated", "one_class"}
 MEASURED_STEPS = 4  # of each phase; the first one warms up and is not counted
@@ -124,16 +125,21 @@ def measure_step_costs(
     """
     s, scenario = planned.settings, planned.scenario
     sessions = [scenario.session(t) for t in range(len(scenario.task_groups))]
-    steps_per_epoch = sum(len(x.train) // min(s.batch_size, len(x.train)) for x in sessions)
+    training = Training(s.lr, s.epochs, s.batch_size)
+    sizes = [len(session.train) for session in sessions]
+    labelled_steps = sum(training.epochs_for(n) * (n // training.batch_size_for(n)) for n in sizes)
     stream_steps = sum(-(-len(x.unlabelled) // s.stream_batch_size) for x in sessions)
     first = sessions[0]
-    images = min(len(first.train), MEASURED_STEPS * s.batch_size)
+    batch_size = training.batch_size_for(len(first.train))
+    images = min(len(first.train), MEASURED_STEPS * batch_size)
     rows = np.linspace(0, len(first.train) - 1, images).astype(np.int64)
-    epochs = -(-MEASURED_STEPS // (images // min(s.batch_size, images)))
-    learner = Learner(s.learner().model_copy(update={"epochs": epochs}), planned.backbone)
+    epochs = -(-MEASURED_STEPS // (images // min(batch_size, images)))
+    # The time does not depend on the rate, so a missing one need not be chosen.
+    values = {"lr": s.lr or PAPER_LR, "epochs": epochs, "batch_size": batch_size}
+    learner = Learner(s.learner().model_copy(update=values), planned.backbone)
     steps = learner.training_steps(replace(first, train=first.train.subset(rows)))
     measure = partial(_measure_steps, learner=learner, count_operations=count_operations)
-    labelled = measure(lambda: next(steps, None), s.epochs * steps_per_epoch)
+    labelled = measure(lambda: next(steps, None), labelled_steps)
     for _ in steps:  # the stream starts after the session
         pass
     pixels: Any = next(first.unlabelled.batches(s.stream_batch_size), [])

@@ -26,9 +26,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
 
-from dosapp.backbones.registry import resolve_lr
 from dosapp.errors import DosappError, InputError
-from dosapp.experiments.plan import comparable_settings, plan
+from dosapp.experiments.plan import comparable_settings, plan, resolve_training
 from dosapp.experiments.presets import apply_preset
 from dosapp.experiments.ray_cluster import RETRIES, run_on_ray
 from dosapp.experiments.result import Result
@@ -96,7 +95,7 @@ def select_results(path: Path, results: list[Result]) -> list[Result]:
     Raises:
         InputError: No result belongs to a run of the file.
     """
-    planned = [resolve_lr(settings).model_dump(mode="json") for settings in read_grid(path)]
+    planned = [resolve_training(settings).model_dump(mode="json") for settings in read_grid(path)]
     order = {row: n for n, row in reversed(list(enumerate(map(row_key, planned))))}
     selected = [result for result in results if row_key(result.settings) in order]
     if not selected:

@@ -1,6 +1,7 @@
 """Plan a run: settings → backbone, method, scenario, and the key of its result."""
 
 import inspect
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,14 +11,17 @@ import numpy as np
 import yaml
 
 from dosapp.backbones.base import Backbone
-from dosapp.backbones.registry import load_backbone, resolve_lr
+from dosapp.backbones.registry import load_backbone, stored_lr
 from dosapp.data.base import Dataset, ImageArray, Prompts
+from dosapp.data.convert import as_dataset
+from dosapp.data.folder import read_task_groups
 from dosapp.data.paper_sets.datasets import PAPER_DATASETS, PaperDataset
 from dosapp.data.preprocess import Preprocess
-from dosapp.data.registry import load_dataset
+from dosapp.data.registry import SYNTHETIC, load_dataset
 from dosapp.data.stream_order import parse_class_range
 from dosapp.errors import InputError
 from dosapp.experiments.presets import apply_preset
+from dosapp.learner.training import RULE_VERSION
 from dosapp.methods.base import Method
 from dosapp.methods.registry import (
     build_method,
@@ -26,7 +30,16 @@ from dosapp.methods.registry import (
     rename_options,
 )
 from dosapp.scenario import Scenario, concat_scenarios, split_dataset
-from dosapp.settings import RunSettings, hash_key, list_stages, read_options, read_yaml
+from dosapp.settings import (
+    PAPER_BATCH_SIZE,
+    PAPER_EPOCHS,
+    PAPER_LR,
+    RunSettings,
+    hash_key,
+    list_stages,
+    read_options,
+    read_yaml,
+)
 
 SEMANTICS_VERSION = 1  # increased when the same settings would give another result
 
@@ -56,11 +69,13 @@ class Plan:
         return hash_key(self.identity)
 
 
-def plan(settings: RunSettings) -> Plan:
+def plan(settings: RunSettings, data: Any = None) -> Plan:
     """Load everything that a run needs and compute the key of its result.
 
     Args:
         settings: The run.
+        data: Labelled images instead of those that the settings name, in any form that
+            `as_dataset` takes; without a test split a third of each class becomes one.
 
     Returns:
         The plan, to be given to `run`.
@@ -72,10 +87,13 @@ def plan(settings: RunSettings) -> Plan:
         >>> plan(RunSettings(classes=6, tasks=2)).scenario.name
         'shapes'
     """
-    settings = resolve_lr(settings)
     backbone = load_backbone(settings.backbone)
+    dataset = None if data is None else as_dataset(data, backbone.preprocess)
+    if dataset is not None:
+        settings = settings.model_copy(update={"data": f"./{dataset.name}"})  # no name of ours
+    settings = resolve_training(settings)
     method = build_method(settings.method, settings.adapt, settings.options, settings.stages)
-    scenario = build_scenario(settings, backbone.preprocess)
+    scenario = build_scenario(settings, backbone.preprocess, dataset)
     if method.joint:
         scenario = scenario.joint()
     sessions = len(scenario.task_groups)
@@ -86,6 +104,23 @@ def plan(settings: RunSettings) -> Plan:
         )
     identity = compute_identity(settings, backbone, method, scenario)
     return Plan(settings, backbone, method, scenario, identity)
+
+
+def resolve_training(settings: RunSettings) -> RunSettings:
+    """Write the default learning rate, epochs and batch size into the settings.
+
+    The embedded backbone has a rate for each method. Named datasets have the paper's defaults; on
+    data of the user's own None remains: sessions decide (`learner/training.py`).
+    """
+    s = settings
+    is_named = all(name in SYNTHETIC or name in PAPER_DATASETS for name in s.data.split("+"))
+    defaults = (PAPER_LR, PAPER_EPOCHS, PAPER_BATCH_SIZE) if is_named else (None, None, None)
+    values = {
+        "lr": s.lr or stored_lr(s.backbone, s.method) or defaults[0],
+        "epochs": s.epochs or defaults[1],
+        "batch_size": s.batch_size or defaults[2],
+    }
+    return s.model_copy(update=values)
 
 
 def load_settings(
@@ -103,13 +138,15 @@ def load_settings(
     return RunSettings.parse(values, str(path) if path else "the settings")
 
 
-def build_scenario(settings: RunSettings, preprocess: Preprocess) -> Scenario:
-    """Load the data and build the scenario that the settings describe."""
+def build_scenario(
+    settings: RunSettings, preprocess: Preprocess, given: Dataset[ImageArray] | None = None
+) -> Scenario:
+    """Load the data, unless it is given, and build the scenario that the settings describe."""
     s = settings
     order, groups = (None, None) if s.class_order == PAPER_ORDER else _read_class_order(s)
     parts = []
-    for name in [s.data] if Path(s.data).exists() else s.data.split("+"):
-        dataset = load_dataset(
+    for name in [s.data] if given or Path(s.data).exists() else s.data.split("+"):
+        dataset = given or load_dataset(
             name,
             preprocess,
             train_images=s.train_images,
@@ -123,12 +160,24 @@ def build_scenario(settings: RunSettings, preprocess: Preprocess) -> Scenario:
             dataset = replace(dataset, prompts=Prompts.from_template(s.template))
         names = _order_classes(name, dataset, s) or order
         parts.append(split_dataset(dataset, groups or s.tasks, seed=s.seed, order=names))
+        _announce_left_out(dataset, parts[-1])
     scenario = concat_scenarios(*parts) if len(parts) > 1 else parts[0]
     if s.full_test:  # first: D^u is evaluated on, so no modifier of the stream may touch it
         scenario = scenario.full_test()
     if s.stream_noise or s.test_noise:
         scenario = scenario.noisy(stream=s.stream_noise, test=s.test_noise)
     return _modify_stream(scenario, s) if s.stream else scenario.without_stream()
+
+
+def _announce_left_out(dataset: Dataset[ImageArray], scenario: Scenario) -> None:
+    """A file of class names may name only some."""
+    missing = [name for name in dataset.classes if name not in set(scenario.classes)]
+    if missing:
+        listed = ", ".join(f"'{name}'" for name in missing[:5]) + (", …" if missing[5:] else "")
+        count = f"{len(scenario.classes)} of the {len(dataset.classes)} classes"
+        warnings.warn(
+            f"the class order names {count} of {dataset.name}; left out: {listed}", stacklevel=4
+        )
 
 
 def _modify_stream(scenario: Scenario, settings: RunSettings) -> Scenario:
@@ -183,6 +232,8 @@ def _read_class_order(
 ) -> tuple[list[str] | None, list[list[str]] | None]:
     """A file of class names in order (lines, or a YAML list), or a YAML list of lists."""
     path = settings.class_order
+    if settings.task_column is not None:
+        return None, read_task_groups(Path(settings.data), settings.task_column)
     if path is None:
         return None, None
     try:
@@ -209,6 +260,7 @@ def compute_identity(
     differently, no more. Names are those of version 0.1, so that stored results keep their keys.
     """
     s, external = settings, method.external_images(backbone.preprocess)
+    is_decided = None not in (s.lr, s.epochs, s.batch_size)
     sizes = [s.epochs, s.batch_size, s.stream_batch_size, s.buffer_size, s.seed]
     return {
         "meaning": SEMANTICS_VERSION,
@@ -218,6 +270,7 @@ def compute_identity(
         "learning": [s.lr, s.weight_decay, *sizes],
         "stream": scenario.hash,
         "backbone": backbone.fingerprint(),
+        **({} if is_decided else {"training": RULE_VERSION}),  # sessions decide, by this rule
         **_enabled_features(s),
         **({"reads": hash_key({"reads": external})} if external else {}),
         **({} if s.precision == "float32" else {"precision": s.precision}),

@@ -29,6 +29,7 @@ class Result(BaseModel):
     format: int = FORMAT
     key: str  # hash of everything that determines the result
     settings: dict[str, Any]
+    training: dict[str, Any] = {}  # learning rate, epochs and batch size that were used; since 0.3
     hyperparameters: dict[str, Any] = {}  # of the method, with defaults; not in files of 0.1
     label: str  # how tables call it: "SPU + D^u"
     evaluated: str  # the expert whose accuracy is reported

@@ -82,6 +82,7 @@ def run(
     resume: bool = False,
     wait: bool = False,
     callback: RunCallback | None = None,
+    data: Any = None,
 ) -> Result:
     """Run an experiment, or continue it; a finished one is read.
 
@@ -91,6 +92,8 @@ def run(
         resume: Continue the run in the folder if there is one.
         wait: Wait for another process that is computing the same run.
         callback: Called with the progress.
+        data: Labelled images instead of those that the settings name: a path, a torch `Dataset`,
+            arrays, a table; see `as_dataset`.
 
     Returns:
         The result, which is also in `folder/result.json`.
@@ -106,7 +109,7 @@ def run(
         2
     """
     folder = Path(folder)
-    planned = settings if isinstance(settings, Plan) else plan(settings)
+    planned = settings if isinstance(settings, Plan) else plan(settings, data)
     known = _check_folder(folder, planned.identity, resume)
     if known and (folder / "result.json").exists():
         return Result.read(folder)
@@ -406,6 +409,7 @@ class Experiment:
         return Result(
             key=self.planned.key,
             settings=self.settings.model_dump(mode="json"),
+            training=self.learner.training.to_dict(len(scenario.session(0).train)),
             hyperparameters=self.planned.method.hyperparameters(),
             label=run_label(self.settings),
             evaluated=answering,

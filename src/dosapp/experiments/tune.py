@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from dosapp.backbones.registry import load_backbone
@@ -20,10 +19,11 @@ from dosapp.data.images import LabelledImages
 from dosapp.errors import DivergedError, InputError
 from dosapp.experiments.evaluator import EVAL_BATCH_SIZE
 from dosapp.experiments.optuna_search import propose_rates
-from dosapp.experiments.plan import build_scenario
+from dosapp.experiments.plan import build_scenario, resolve_training
 from dosapp.learner.learner import Learner
+from dosapp.learner.training import split_session
+from dosapp.methods.registry import get_method
 from dosapp.runtime.files import write_bytes
-from dosapp.runtime.rng import numpy_rng
 from dosapp.scenario import Session
 from dosapp.settings import RunSettings, read_yaml
 
@@ -54,6 +54,23 @@ class TuningResult:
     trials: list[Trial]
     images: dict[str, int]  # by use: teach (training) and score (validation)
 
+    def explain(self) -> str:
+        """Why this rate was chosen, in words, and how to use it.
+
+        Example:
+            >>> trials = [Trial(1e-4, 98.7, 0.7), Trial(1e-3, 99.2, 0.6)]
+            >>> print(TuningResult("spu", 1e-4, trials, {"score": 80}).explain())
+            spu: --lr 0.0001 (98.7 %), the smallest within the error of the best, 0.001 (99.2 %)
+        """
+        best = max(self.trials, key=lambda trial: trial.accuracy)
+        chosen = next(trial for trial in self.trials if trial.lr == self.lr)
+        text = f"{self.method}: --lr {self.lr:g} ({chosen.accuracy:.1f} %), "
+        if best.lr == self.lr:
+            return text + "the best rate"
+        return (
+            text + f"the smallest within the error of the best, {best.lr:g} ({best.accuracy:.1f} %)"
+        )
+
     def evidence(self) -> dict[str, Any]:
         """The part of the rates file that supports the choice."""
         return {
@@ -64,11 +81,15 @@ class TuningResult:
 
 @dataclass
 class TunedRates:
-    """A file of learning rates, with the evidence for each and the commands that wrote it."""
+    """A file of learning rates, with the evidence for each and the commands that wrote it.
+
+    Rates of `tiny` are at the top, those of other backbones under `backbones` and their names.
+    """
 
     rates: dict[str, float] = field(default_factory=dict)
     seen: dict[str, Any] = field(default_factory=dict)  # evidence, under its key in the file
     commands: list[str] = field(default_factory=list)
+    backbones: dict[str, dict[str, Any]] = field(default_factory=dict)  # name → rates and seen
 
     @classmethod
     def read(cls, file: Path) -> "TunedRates":
@@ -76,20 +97,29 @@ class TunedRates:
         if not file.exists():
             return cls()
         values, lines = read_yaml(file), file.read_text().splitlines()
-        unknown = next((key for key in values if key not in ("rates", "seen")), None)
+        known = ("rates", "seen", "backbones")
+        unknown = next((key for key in values if key not in known), None)
         if unknown is not None:
             raise InputError(f"'{file}' has '{unknown}', so it is no file of rates; choose another")
         return cls(**values, commands=[line for line in lines if line.startswith("#")])
 
-    def add(self, tuned: TuningResult) -> None:
-        """Add or replace the rate of a method."""
-        self.rates[tuned.method] = tuned.lr
-        self.seen[tuned.method] = tuned.evidence()
+    def add(self, tuned: TuningResult, backbone: str = "tiny") -> None:
+        """Add or replace the rate of a method with a backbone."""
+        rates, seen = self.rates, self.seen
+        if backbone != "tiny":
+            own = self.backbones.setdefault(backbone, {"rates": {}, "seen": {}})
+            rates, seen = own["rates"], own["seen"]
+        rates[tuned.method] = tuned.lr
+        seen[tuned.method] = tuned.evidence()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of the file; without other backbones it has the form of version 0.1."""
+        others = {"backbones": self.backbones} if self.backbones else {}
+        return {"rates": self.rates, "seen": self.seen, **others}
 
     def write(self, file: Path, command: str) -> None:
         """Write the file; the command becomes a comment at its top."""
-        values = {"rates": self.rates, "seen": self.seen}
-        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
         head = [*self.commands, f"# {command}"]
         write_bytes(file, ("\n".join(head) + "\n" + text).encode())
 
@@ -114,6 +144,8 @@ def tune(
     Returns:
         The chosen rate and all trials.
     """
+    settings = resolve_training(settings)
+    check_tunable(settings)
     tried, images = dict[float, Trial](), {"teach": 0, "score": 0}
     if trials is None:
         candidates: Iterable[float] = rates
@@ -137,7 +169,25 @@ def tune(
             correct += [a == b for a, b in zip(predicted, labels, strict=True)]
         tried[lr] = Trial.from_counts(lr, sum(correct), len(correct))
     found = list(tried.values())
+    if len(found) > 1 and len({trial.accuracy for trial in found}) == 1:
+        raise InputError(
+            f"every rate has {found[0].accuracy:.1f} % on {images['score']} held-out images, so "
+            "there is nothing to choose; use a first task with more classes or more images, more "
+            "epochs, or other --rates"
+        )
     return TuningResult(settings.method, choose_rate(found), found, images)
+
+
+def check_tunable(settings: RunSettings) -> None:
+    """Raise an `InputError` if the first task cannot tell a good learning rate from a bad one."""
+    if get_method(settings.method).phase == "none":
+        raise InputError(f"'{settings.method}' never trains, so it has no learning rate to tune")
+    session, _ = split_first_session(settings.model_copy(update={"seed": 0}))
+    if len(session.classes) < 2:
+        raise InputError(
+            f"the first task has one class, '{session.classes[0]}', so every rate has 100 %; give "
+            f"fewer --tasks than {settings.tasks}"
+        )
 
 
 def choose_rate(trials: list[Trial]) -> float:
@@ -162,19 +212,4 @@ def split_first_session(settings: RunSettings) -> tuple[Session, LabelledImages]
         InputError: A class has too few images.
     """
     scenario = build_scenario(settings, load_backbone(settings.backbone).preprocess)
-    first = scenario.session(0)
-    train: list[int] = []
-    validation: list[int] = []
-    for label in range(len(first.classes)):
-        rows = np.flatnonzero(first.train.labels == label)
-        rows = numpy_rng("tune", settings.seed, label).permutation(rows)
-        cut = round(0.8 * len(rows))
-        if cut == len(rows):
-            raise InputError(
-                f"class '{first.classes[label]}' has {len(rows)} training images; "
-                "tuning needs at least 3 to hold one out"
-            )
-        train += rows[:cut].tolist()
-        validation += rows[cut:].tolist()
-    images, held_out = (first.train.subset(np.array(sorted(rows))) for rows in (train, validation))
-    return Session(first.classes, first.prompts, images, images.empty()), held_out
+    return split_session(scenario.session(0), settings.seed)

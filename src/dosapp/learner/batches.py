@@ -12,7 +12,6 @@ from dosapp.learner.replay import ReplayBuffer
 from dosapp.methods.base import Batch
 from dosapp.runtime.devices import to_device
 from dosapp.runtime.rng import numpy_rng
-from dosapp.settings import LearnerSettings
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,8 @@ class SessionBatches:
     Args:
         train: The images of the session.
         labels: Their labels `[N]`, indices of the student's classes.
-        settings: Batch size and seed.
+        batch_size: At most the number of images.
+        seed: Of the order.
         session: The number of sessions before this one.
         replay_buffer: Images of earlier sessions.
         device: Where batches are used.
@@ -45,15 +45,16 @@ class SessionBatches:
         self,
         train: LabelledImages,
         labels: Tensor,
-        settings: LearnerSettings,
+        batch_size: int,
+        seed: int,
         session: int,
         replay_buffer: ReplayBuffer,
         device: torch.device,
     ) -> None:
         self.train, self.labels, self.session = train, labels, session
-        self.seed, self.replay_buffer, self.device = settings.seed, replay_buffer, device
-        self.batch_size = min(settings.batch_size, len(train))
-        self.per_epoch = len(train) // self.batch_size  # the last, smaller batch is dropped
+        self.seed, self.replay_buffer, self.device = seed, replay_buffer, device
+        self.batch_size = batch_size
+        self.per_epoch = len(train) // batch_size  # the last, smaller batch is dropped
 
     def epoch(self, number: int) -> EpochBatches:
         """One epoch of the session's own images, without replay."""

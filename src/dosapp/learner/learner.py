@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +14,11 @@ from torch import Tensor
 
 from dosapp.backbones.base import Backbone, Expert
 from dosapp.backbones.pretrained import PretrainedBackbone
-from dosapp.backbones.registry import load_backbone, resolve_lr
+from dosapp.backbones.registry import load_backbone, stored_lr
 from dosapp.backbones.sharded import ShardedBackbone
 from dosapp.data.base import Prompts, check_class_names
+from dosapp.data.convert import as_dataset
+from dosapp.data.inputs import Images, read_pixels, stack_images
 from dosapp.data.prefetch import prefetch
 from dosapp.errors import InputError, unknown_name
 from dosapp.heads.base import HeadExpert, score_features
@@ -23,7 +26,7 @@ from dosapp.history.history import History
 from dosapp.history.record import State, compute_checksum
 from dosapp.learner.batches import SessionBatches
 from dosapp.learner.class_head import ClassHead
-from dosapp.learner.inputs import Images, read_pixels, stack_images
+from dosapp.learner.evaluation import Evaluation, SessionResult, evaluate
 from dosapp.learner.mitigations import Mitigations
 from dosapp.learner.persistence import (
     LearnerDescription,
@@ -36,13 +39,14 @@ from dosapp.learner.persistence import (
     write_description,
 )
 from dosapp.learner.replay import ReplayBuffer
+from dosapp.learner.training import Training, choose_session_lr
 from dosapp.methods.base import AdaptResult, Batch, Method
 from dosapp.methods.registry import build_method
 from dosapp.runtime import distributed
 from dosapp.runtime.devices import to_device
 from dosapp.runtime.files import ensure_dir, lock_folder
 from dosapp.scenario import Session
-from dosapp.settings import LearnerSettings
+from dosapp.settings import PAPER_LR, LearnerSettings
 from dosapp.student.student import Student
 
 
@@ -78,7 +82,7 @@ class Learner:
         >>> learner = Learner(LearnerSettings(epochs=1, batch_size=4))
         >>> red, blue = (torch.zeros(4, 3, 32, 32, dtype=torch.uint8) for _ in range(2))
         >>> red[:, 0], blue[:, 2] = 220, 220
-        >>> learner.learn({"red square": red, "blue square": blue})
+        >>> result = learner.learn({"red square": red, "blue square": blue})
         >>> _ = learner.adapt(torch.cat([red, blue]))
         >>> learner.predict(red[:1])[0].label
         'red square'
@@ -95,8 +99,8 @@ class Learner:
                 f"a learner got {settings!r}; give LearnerSettings(backbone=…, method=…), or "
                 "Learner.load(folder) for a saved one"
             )
-        s = self.settings = resolve_lr(settings or LearnerSettings())
-        assert s.lr is not None
+        s = self.settings = settings or LearnerSettings()
+        self.training = self.initial_training
         backbone = backbone or load_backbone(s.backbone)
         self._pretrained = pretrained or PretrainedBackbone(s.backbone, backbone.fingerprint())
         backbone.configure(s)  # device, precision, compilation
@@ -108,7 +112,7 @@ class Learner:
         self.method: Method = build_method(s.method, s.adapt, s.options, s.stages)
         self.student = Student(
             self.method.wrap_backbone(backbone, s.seed),
-            lr=s.lr,
+            lr=self.training.lr or PAPER_LR,  # None: the first session chooses it
             weight_decay=s.weight_decay,
             seed=s.seed,
             loss_scaling=s.precision == "float16",
@@ -128,6 +132,14 @@ class Learner:
         self.sessions = 0  # finished ones
         self.method.setup(self.student)
         self.head.setup(self.student, self._method_expert)
+
+    def __repr__(self) -> str:
+        s = self.settings
+        method = f"{s.method}+{s.adapt}" if s.adapt else s.method
+        return (
+            f"Learner(backbone={s.backbone!r}, method={method!r}, classes={len(self.classes)}, "
+            f"sessions={self.sessions})"
+        )
 
     @property
     def pretrained(self) -> Backbone:
@@ -175,12 +187,43 @@ class Learner:
 
     # Labelled phase
 
-    def learn(self, session: Session | Mapping[str, Images]) -> None:
+    @property
+    def initial_training(self) -> Training:
+        """How the settings say that it trains; a rate may come with the backbone."""
+        s = self.settings
+        return Training(s.lr or stored_lr(s.backbone, s.method), s.epochs, s.batch_size)
+
+    def change_training(
+        self, *, lr: float | None = None, epochs: int | None = None, batch_size: int | None = None
+    ) -> None:
+        """Train later sessions and streams with other values; None leaves one as it is.
+
+        Example:
+            >>> learner = Learner()
+            >>> learner.change_training(lr=1e-4, epochs=30)
+            >>> learner.training
+            Training(lr=0.0001, epochs=30, batch_size=None)
+        """
+        values: dict[str, Any] = {"lr": lr, "epochs": epochs, "batch_size": batch_size}
+        given = {name: value for name, value in values.items() if value is not None}
+        LearnerSettings.parse(given)  # raises if a value is not allowed
+        self.training = replace(self.training, **given)
+        if lr is not None:
+            self.student.change_lr(lr)
+
+    def learn(
+        self, session: Session | Mapping[str, Images] | Any, test: Any = None
+    ) -> SessionResult:
         """Train one labelled session: new classes, or more images of known ones.
 
         Args:
-            session: A session of a scenario, or images by class name: lists of Pillow images, or
-                `uint8 [n, 3, H, W]` tensors at the backbone's size.
+            session: Images by class name (Pillow images, paths, arrays, or `uint8 [n, 3, H, W]` at
+                the backbone's size), a session of a scenario, or whatever `as_dataset` takes: the
+                path of class folders, a torch `Dataset`, a pair (images, labels), a table.
+            test: Labelled images, likewise, on which it is then evaluated.
+
+        Returns:
+            What was done, with the accuracy on the test images.
 
         Raises:
             InputError: The images cannot be used.
@@ -188,16 +231,52 @@ class Learner:
         """
         if not isinstance(session, Session):
             session = self.make_session(session)
-        for _ in self.training_steps(session):
+        if test is not None:  # read before training, so that nothing is lost if it cannot be
+            test = as_dataset(test, self.preprocess, hold_out=False)
+        step = None
+        for step in self.training_steps(session):  # noqa: B007
             pass
+        images, training = len(session.train), self.training
+        result = SessionResult(
+            session.classes,
+            images,
+            step.number if step else 0,
+            step.loss if step else None,
+            self.student.lr,
+            training.epochs_for(images),
+            training.batch_size_for(images),
+            None if test is None else self.evaluate(test),
+        )
+        if result.warning:
+            warnings.warn(result.warning, stacklevel=2)
+        return result
 
-    def make_session(self, images: Mapping[str, Images]) -> Session:
-        """Make a session from images by class name; known classes keep their prompts."""
-        stacked = {name: stack_images(found, self.preprocess) for name, found in images.items()}
-        session = Session.from_images(stacked, Prompts.from_template(self.settings.template))
-        known = self.student.text_head.prompts
-        kept = {name: known[name] for name in session.classes if name in known}
-        return replace(session, prompts={**session.prompts, **kept})
+    def make_session(self, images: Mapping[str, Images] | Any) -> Session:
+        """Make a session from labelled images of any form; known classes keep their prompts."""
+        if isinstance(images, Mapping) and all(isinstance(name, str) for name in images):
+            stacked = {name: stack_images(found, self.preprocess) for name, found in images.items()}
+            session = Session.from_images(stacked)
+        else:
+            session = Session.from_dataset(as_dataset(images, self.preprocess, hold_out=False))
+        known, own = self.student.text_head.prompts, self.settings.template
+        prompts = {
+            name: known.get(name) or (Prompts.from_template(own) if own else given)
+            for name, given in session.prompts.items()
+        }
+        return replace(session, prompts=prompts)
+
+    def evaluate(self, data: Any) -> Evaluation:
+        """Measure the accuracy on labelled images; nothing changes.
+
+        Args:
+            data: Whatever `learn` takes. Of data with a test split, that split is evaluated.
+
+        Returns:
+            Accuracy among all known classes, beside that of the untrained backbone.
+        """
+        dataset = as_dataset(data, self.preprocess, hold_out=False)
+        split = dataset.test if len(dataset.test.labels) else dataset.train
+        return evaluate(self, dataset.classes, split)
 
     def training_steps(self, session: Session, start: int = 0) -> Iterator[TrainingStep]:
         """Train a session step by step; the caller can save, report or stop after each.
@@ -214,8 +293,16 @@ class Learner:
             method.check_session(student, session)
             self.head.check_session(session)
         labels = self._register_classes(session)
+        if self.training.lr is None:
+            self.change_training(lr=choose_session_lr(self, session))
         batches = SessionBatches(
-            session.train, labels, self.settings, self.sessions, self.replay_buffer, self.device
+            session.train,
+            labels,
+            self.training.batch_size_for(len(session.train)),
+            self.settings.seed,
+            self.sessions,
+            self.replay_buffer,
+            self.device,
         )
         if start == 0:
             for message in self.session_warnings(session):
@@ -227,7 +314,9 @@ class Learner:
             self.mitigations.record_selection(student.session_selection, self.sessions)
             method.begin_session(student, session)
             student.drop_scores()
-        epochs = self.settings.epochs if student.session_selection.names else 0
+        epochs = (
+            self.training.epochs_for(len(session.train)) if student.session_selection.names else 0
+        )
         epoch_steps = batches.per_epoch * epochs
         # Training after the epochs, such as SLCA's classifier alignment.
         stages = method.extra_stages(student, batches.per_epoch)
@@ -272,10 +361,11 @@ class Learner:
                 f"a session of '{session.classes[0]}' alone has no negatives: train several "
                 "classes together, or use a learner with all_class_negatives"
             )
-        if size < self.settings.batch_size:
+        batch_size = self.training.batch_size
+        if batch_size is not None and size < batch_size:
             messages.append(
                 f"the session has {size} training images, fewer than a batch of "
-                f"{self.settings.batch_size}; they are trained as one smaller batch"
+                f"{batch_size}; they are trained as one smaller batch"
             )
         return messages
 
@@ -373,7 +463,8 @@ class Learner:
         """Classify images; nothing changes.
 
         Args:
-            images: Pillow images, or a tensor `[B, 3, H, W]`, uint8 or float in [0, 1].
+            images: Pillow images, paths or arrays; one of them; a folder of images; or a tensor
+                `[B, 3, H, W]`, uint8 or float in [0, 1].
             top: How many of the best classes to report, at least 1.
 
         Returns:
@@ -550,12 +641,13 @@ class Learner:
     @classmethod
     def open(
         cls,
-        folder: Path,
+        folder: Path | str,
         backbone: Backbone | str | None = None,
         device: str = "cpu",
         trainable: bool = True,
     ) -> "Learner":
         """The learner of a folder before any training; `at` gives it at a saved state."""
+        folder = Path(folder)
         description = LearnerDescription.read(folder)
         pretrained = description.pretrained(backbone)
         unshared = list(pretrained.backbone.weights()) if trainable else []
@@ -563,14 +655,15 @@ class Learner:
         return cls(settings, pretrained.backbone.shared_copy(unshared=unshared), pretrained)
 
     @classmethod
-    def open_history(cls, folder: Path, backbone: str | None = None) -> History:
+    def open_history(cls, folder: Path | str, backbone: str | None = None) -> History:
         """The versions of a learner's folder; its backbone is loaded only if it is needed."""
+        folder = Path(folder)
         pretrained = LearnerDescription.read(folder).pretrained(backbone)
         return History(folder, pretrained.initial_tensor)
 
-    def history(self, folder: Path) -> History:
+    def history(self, folder: Path | str) -> History:
         """The versions of this learner in a folder, stored as changes of the initial tensors."""
-        return History(folder, self._pretrained.initial_tensor)
+        return History(Path(folder), self._pretrained.initial_tensor)
 
     @classmethod
     def rollback(

@@ -4,7 +4,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from dosapp.history.history import History
 from dosapp.history.record import State
 from dosapp.methods.registry import rename_options
 from dosapp.runtime.files import read_json, refuse_links, write_json
-from dosapp.settings import LearnerSettings
+from dosapp.settings import PAPER_LR, LearnerSettings
 from dosapp.student.selection import Selection
 
 if TYPE_CHECKING:
@@ -167,8 +167,16 @@ def capture_state(learner: "Learner") -> State:
         "steps": student.steps,
         **_selection_facts(student.selection),
         "stored_images": len(learner.replay_buffer),
+        **_training_facts(learner),
     }
     return State({name: tensor.cpu() for name, tensor in tensors.items()}, facts)
+
+
+def _training_facts(learner: "Learner") -> dict[str, Any]:
+    """How it trains, if a session or the user chose other values than the settings."""
+    values, initial = asdict(learner.training), asdict(learner.initial_training)
+    changed = {name: value for name, value in values.items() if value != initial[name]}
+    return {"training": changed} if changed else {}
 
 
 def _list_copies(learner: "Learner") -> dict[str, Backbone]:
@@ -262,6 +270,8 @@ def _restore(learner: "Learner", state: State, working: State | None) -> None:
         prompts = facts["prompts"][name]
         student.text_head.add_classes([name], Prompts(prompts["train"], tuple(prompts["evaluate"])))
     learner.sessions, student.steps = facts["sessions"], facts["steps"]
+    learner.training = replace(learner.initial_training, **facts.get("training", {}))
+    student.change_lr(learner.training.lr or PAPER_LR)
 
     tensors = {n: t.to(learner.device) for n, t in state.tensors.items()}
     extra = {n: t.to(learner.device) for n, t in working.tensors.items()} if working else {}

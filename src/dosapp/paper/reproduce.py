@@ -14,10 +14,10 @@ from typing import Any
 
 import yaml
 
-from dosapp.backbones.registry import resolve_lr
 from dosapp.errors import DosappError, unknown_name
 from dosapp.experiments.costs import time_sessions
 from dosapp.experiments.grid import parse_seeds, row_key
+from dosapp.experiments.plan import resolve_training
 from dosapp.runtime.files import read_json
 from dosapp.settings import RunSettings, read_yaml
 
@@ -202,7 +202,7 @@ def check_stored(
     known = {(s["seed"], row_key(s)) for file in files if (s := _stored(file))}
 
     def is_stored(run: RunSettings) -> bool:
-        return (run.seed, row_key(resolve_lr(run).model_dump(mode="json"))) in known
+        return (run.seed, row_key(resolve_training(run).model_dump(mode="json"))) in known
 
     stored = [(run, is_stored(run)) for run in list_runs(names, scale)]
     with warnings.catch_warnings(action="ignore"):  # they are shown when a run is computed
@@ -231,8 +231,10 @@ def format_command(settings: RunSettings) -> str:
         >>> format_command(RunSettings(method="spu", lr=0.123456789, options={"sparsity": 0.3}))
         'dosapp run --method spu --lr 0.123456789 --set sparsity=0.3'
     """
-    defaults, arguments = RunSettings(), ["dosapp", "run"]
-    settings = resolve_lr(settings)
+    arguments, settings = ["dosapp", "run"], resolve_training(settings)
+    defaults = resolve_training(RunSettings(data=settings.data)).model_copy(
+        update={"data": RunSettings().data, "lr": None}
+    )
     for name, value in settings.model_dump(mode="json", exclude={"options"}).items():
         if value == getattr(defaults, name):
             continue

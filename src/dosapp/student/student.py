@@ -230,6 +230,13 @@ class Student:
             ]
             self._optimizer = torch.optim.AdamW(groups)
 
+    def change_lr(self, lr: float) -> None:
+        """Train with another learning rate; Adam's moments stay."""
+        groups = self._optimizer.param_groups if self._optimizer else []
+        for group in groups:
+            group["base_lr"] *= lr / self.lr
+        self.lr = lr
+
     def change_mask(self, mask: Mask) -> None:
         """Train other entries of the same weights.
 

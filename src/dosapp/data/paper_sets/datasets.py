@@ -6,7 +6,6 @@ release is an error; another number of images is a warning.
 """
 
 import hashlib
-import json
 import random
 import re
 import warnings
@@ -19,8 +18,8 @@ import numpy as np
 import yaml
 
 from dosapp.data.base import Dataset, ImageSource, Prompts, Split
-from dosapp.data.files import FileImages, FileTree, list_files
-from dosapp.data.folder import find_images, make_split
+from dosapp.data.files import FileImages, list_files
+from dosapp.data.folder import find_images, make_split, read_class_names
 from dosapp.data.paper_sets.releases import READERS, normalize_name
 from dosapp.errors import InputError
 
@@ -263,20 +262,6 @@ def load_local_copy(name: str, path: Path) -> Dataset[ImageSource]:
         for part in (train_files, test_files)
     )
     return paper.build_dataset(train, test, str(path))
-
-
-def read_class_names(files: FileTree) -> list[str] | None:
-    """Class names in label order from a `classes.json` among the files; None without one."""
-    file = next((file for name, file in files.items() if Path(name).name == "classes.json"), None)
-    if file is None:
-        return None
-    try:
-        names = json.loads(file.read())
-    except ValueError as error:
-        raise InputError(f"'{file}' is not JSON ({error})") from error
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise InputError(f"'{file}' is not a list of class names in label order")
-    return names
 
 
 def describe_datasets() -> dict[str, dict[str, Any]]:

@@ -1,0 +1,127 @@
+"""Small data trains by default: batches, epochs and a learning rate from the first session."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dosapp import Learner, LearnerSettings, RunSettings, plan, run
+from dosapp.backbones.registry import TINY
+from dosapp.data.convert import as_dataset
+from dosapp.errors import InputError
+from dosapp.learner.training import RATES, UNTESTED_RATE, Training, choose_session_lr
+from dosapp.scenario import Session
+from support.images import write_shape_folders
+
+# The embedded weights as a folder of the user's own: no learning rate comes with it.
+FOLDER_BACKBONE = LearnerSettings(backbone=str(TINY), method="spu")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    """Eight classes of ten training images."""
+    return write_shape_folders(tmp_path_factory.mktemp("own") / "photos")
+
+
+@pytest.fixture(scope="module")
+def session(photos) -> Session:
+    preprocess = Learner().preprocess
+    return Session.from_dataset(as_dataset(photos, preprocess, hold_out=False))
+
+
+class TestRule:
+    @pytest.mark.parametrize(
+        ("images", "expected"),
+        [(1, (1, 30)), (20, (8, 30)), (60, (8, 30)), (128, (32, 30)), (256, (64, 10))],
+    )
+    def test_small_sessions_get_small_batches_and_more_epochs(self, images, expected) -> None:
+        training = Training()
+        assert (training.batch_size_for(images), training.epochs_for(images)) == expected
+
+    def test_given_values_are_kept(self) -> None:
+        training = Training(1e-4, epochs=3, batch_size=64)
+        assert (training.batch_size_for(500), training.epochs_for(20)) == (64, 3)
+        assert training.batch_size_for(20) == 20
+
+
+class TestRate:
+    def test_the_first_session_chooses_a_rate_that_is_saved(self, session, tmp_path) -> None:
+        learner = Learner(FOLDER_BACKBONE.model_copy(update={"epochs": 1}))
+        assert learner.training.lr is None
+        before = learner.digest()
+        chosen = choose_session_lr(learner, session)
+        assert chosen in RATES
+        assert learner.digest() == before  # choosing changes nothing
+        result = learner.learn(session)
+        assert result.lr == learner.training.lr == chosen
+        learner.save(tmp_path / "saved")
+        loaded = Learner.load(tmp_path / "saved")
+        assert (loaded.training, loaded.student.lr) == (learner.training, chosen)
+        assert loaded.digest() == learner.digest()
+
+    def test_a_session_that_cannot_compare_rates_says_so(self, session) -> None:
+        learner = Learner(FOLDER_BACKBONE.model_copy(update={"epochs": 1}))
+        images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
+        with pytest.warns(UserWarning, match="class 'fox' has 2 training images.*Give one with lr"):
+            result = learner.learn({"fox": images, "owl": images})
+        assert result.lr == UNTESTED_RATE
+
+    def test_a_backbone_with_rates_keeps_them(self) -> None:
+        assert Learner(LearnerSettings(method="spu")).training.lr == 3e-4
+
+    def test_a_learner_can_be_changed_later(self, tmp_path) -> None:
+        learner = Learner()
+        learner.change_training(lr=1e-3, epochs=2)
+        learner.save(tmp_path / "saved")
+        assert Learner.load(tmp_path / "saved").training == Training(1e-3, 2, None)
+        with pytest.raises(InputError, match="epochs is 0"):
+            learner.change_training(epochs=0)
+
+
+class TestRun:
+    def test_own_data_is_keyed_by_the_rule_and_named_data_by_the_values(self, photos) -> None:
+        own = plan(RunSettings(data=str(photos), tasks=2, backbone=str(TINY)))
+        assert own.identity["training"] == 1
+        assert own.identity["learning"][0] is None
+        named = plan(RunSettings(classes=4, tasks=2))
+        assert "training" not in named.identity
+        assert named.identity["learning"][:4] == [3e-4, 0.2, 10, 64]
+
+    def test_a_folder_of_ten_images_per_class_is_learned_by_default(self, photos, tmp_path) -> None:
+        settings = RunSettings(data=str(photos), tasks=2, backbone=str(TINY), method="spu")
+        result = run(settings, tmp_path / "run")
+        assert result.metrics["accuracy"] > result.metrics["zero_shot_accuracy"] + 10
+        assert result.training["lr"] in RATES
+        assert (result.training["epochs"], result.training["batch_size"]) == (30, 8)
+        assert result.settings["lr"] is None
+
+    def test_a_run_takes_arrays(self, session, tmp_path) -> None:
+        pixels = session.train.read(range(len(session.train))).mul(255).byte().numpy()
+        names = [session.classes[label] for label in session.train.labels]
+        settings = RunSettings(tasks=2, epochs=1, lr=1e-4, method="spu")
+        result = run(settings, str(tmp_path / "run"), data=(pixels, names))
+        assert [len(task["classes"]) for task in result.tasks] == [4, 4]
+
+
+class TestReports:
+    def test_learn_reports_held_out_accuracy_beside_zero_shot(self, photos) -> None:
+        learner = Learner()
+        result = learner.learn(photos, test=photos)
+        measured = result.evaluation
+        assert measured is not None
+        assert measured.images == 96  # the test part
+        assert measured.accuracy > measured.zero_shot
+        assert set(measured.per_class) == set(learner.classes)
+        assert f"zero-shot {measured.zero_shot:.1f} %" in str(result)
+        assert repr(learner) == "Learner(backbone='tiny', method='dosapp', classes=8, sessions=1)"
+        first = next((photos / "train").iterdir())
+        assert learner.predict(first / "0.png") == learner.predict([str(first / "0.png")])
+        assert len(learner.predict(first)) == 10
+        assert learner.evaluate(photos / "train").images == 80
+        with pytest.raises(InputError, match="unknown class 'zebra'"):
+            learner.evaluate({"zebra": first})
+
+    def test_a_session_that_taught_nothing_says_what_to_do(self, photos) -> None:
+        learner = Learner(LearnerSettings(lr=1e-9, epochs=1))
+        with pytest.warns(UserWarning, match="nothing was learned: .*larger lr than 1e-09"):
+            learner.learn(photos, test=photos)
