@@ -3,9 +3,6 @@
 import contextlib
 import json
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -14,7 +11,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from dosapp import METHODS, Client, Learner
+from dosapp import METHODS, Learner
 from dosapp.backbones.registry import TINY
 from dosapp.experiments.grid import read_grid, select_results
 from dosapp.experiments.metrics import DEFINITIONS, MATRIX_METRICS, previous_tasks
@@ -37,7 +34,7 @@ from dosapp.report.tables import (
 )
 from dosapp.testing import check_method
 from support.cli import FLAGS, dosapp
-from support.documents import ROOT, blocks, shell_commands
+from support.documents import ROOT, blocks, serving, shell_commands
 from support.settings import SMALL, shared_only
 
 README = (ROOT / "README.md").read_text()
@@ -64,30 +61,6 @@ def test_every_dosapp_command_runs(tmp_path, monkeypatch) -> None:
             dosapp(command, *words, *extra.get(command, []), cwd=tmp_path)
     assert (tmp_path / "runs/x/result.json").exists()
     assert (tmp_path / "report/report.html").exists()
-
-
-@contextlib.contextmanager
-def serving(words: list[str], folder: Path):
-    """`dosapp serve` as the page says, on a free port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    command = [
-        sys.executable,
-        "-m",
-        "dosapp",
-        "serve",
-        *(port if w == "8000" else w for w in words),
-    ]
-    with (
-        subprocess.Popen(command, cwd=folder) as process,
-        Client(f"http://127.0.0.1:{port}") as one,
-    ):
-        try:
-            one.wait(240)
-            yield one.url
-        finally:
-            process.terminate()
 
 
 def test_the_python_example_learns(tmp_path, monkeypatch, capsys) -> None:

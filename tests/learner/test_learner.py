@@ -62,9 +62,11 @@ class TestPredict:
 
     def test_other_inputs_are_input_errors(self, trained) -> None:
         learner, _ = trained
-        for wrong in (None, "x", torch.zeros(1, 3, 32, 32).numpy(), [torch.zeros(3, 32, 32)]):
-            with pytest.raises(InputError, match=r"give (a list of )?Pillow images"):
+        for wrong in (None, 7, [None], [b"bytes"]):
+            with pytest.raises(InputError, match=r"give (a )?Pillow image"):
                 learner.predict(wrong)
+        with pytest.raises(InputError, match="image 'x' does not exist"):
+            learner.predict("x")
         for wrong in (200.0, -1.0, float("nan")):
             with pytest.raises(InputError, match="outside 0 to 1"):
                 learner.adapt(torch.full((2, 3, 32, 32), wrong))
