@@ -181,9 +181,9 @@ class TestSlots:
     def test_a_json_body_is_smaller_than_a_form(self, folder) -> None:
         token = Tokens(folder).add("me", "predict")
         with served(folder, max_body=8000) as service:
-            answer = connect(service, token).post("/predict", json={"images": ["x" * 2000]})
+            answer = connect(service, token).post("/predict", json={"images": ["x" * 1000]})
         assert answer.status_code == 413
-        assert answer.json()["error"] == "a JSON body has at most 2,000 bytes"
+        assert answer.json()["error"] == "a JSON body has at most 1,000 bytes"
 
 
 class TestConnections:

@@ -1,4 +1,4 @@
-"""Deliberate stress of the service: harmful streams, crashes, load and bad requests."""
+"""Deliberate stress of the service: harmful streams, crashes, load, floods and bad requests."""
 
 import tempfile
 from collections.abc import Callable
@@ -10,14 +10,14 @@ def run_drill(name: str, quick: bool, on_progress: Callable[[str], None]) -> dic
     """Run one drill on a learner of its own in a temporary folder.
 
     Args:
-        name: guards, crash, load or bad-input.
+        name: guards, crash, load, availability or bad-input.
         quick: Fewer repetitions, a few minutes at most.
         on_progress: Called with a message before each part.
 
     Returns:
         The content of the drill's JSON file.
     """
-    from dosapp.drills import bad_input, crash, guards, load
+    from dosapp.drills import availability, bad_input, crash, guards, load
 
     if name == "guards":
         outcomes = guards.drill([0] if quick else [0, 1, 2], 1 if quick else 2, None, on_progress)
@@ -26,6 +26,8 @@ def run_drill(name: str, quick: bool, on_progress: Callable[[str], None]) -> dic
         folder = Path(temporary) / "learner"
         if name == "crash":
             return crash.drill(folder, 5 if quick else 50, on_progress)
+        if name == "availability":
+            return availability.drill(folder, 4 if quick else 6, 1 if quick else 2, on_progress)
         if name == "bad-input":
             return bad_input.drill(folder, 240 if quick else 2400, on_progress)
         result = load.drill(folder, 5 if quick else 20, 15 if quick else 300, on_progress)

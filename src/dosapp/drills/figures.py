@@ -20,7 +20,8 @@ def write_figure(name: str, result: Mapping[str, Any], folder: Path) -> None:
         folder: Where the files go.
     """
     plots = {"guards": lambda: plot_guards(result["outcomes"]),
-             "load": lambda: plot_load(result["curve"])}  # fmt: skip
+             "load": lambda: plot_load(result["curve"]),
+             "availability": lambda: plot_availability(result["floods"])}  # fmt: skip
     if name in plots:
         figure = plots[name]()
         save_figure(figure, folder, name, ("png", "svg"))
@@ -65,4 +66,22 @@ def plot_load(curve: Sequence[Mapping[str, Any]]) -> Figure:
         adapted.plot(load, shares, marker="o", color=OURS)
         adapted.axhline(95, color=BOUND, ls=":", lw=1)
         adapted.set(xlabel="load, % of capacity", ylabel="images learned from, %", ylim=(0, 103))
+    return figure
+
+
+def plot_availability(floods: Sequence[Mapping[str, Any]]) -> Figure:
+    """Plot honest callers' p95 and the service's memory during each flood, against quiet."""
+    names = [row["flood"] for row in floods]
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, 2, figsize=(8.6, 3.6), layout="constrained", sharey=True)
+        for side, (key, label, limit) in enumerate(
+            (("p95_ratio", "p95 of honest callers ÷ quiet", 3.0),
+             ("memory_ratio", "memory ÷ quiet", 1.5))
+        ):  # fmt: skip
+            axes[side].barh(names, [row[key] for row in floods], 0.6, color=OURS, alpha=0.75)
+            axes[side].axvline(limit, color=BOUND, ls=":", lw=1)
+            axes[side].axvline(1, color=BOUND, lw=1)
+            axes[side].set(xlabel=label, xlim=(0, None))
+            axes[side].grid(visible=False, axis="y")
+        axes[0].invert_yaxis()
     return figure

@@ -28,11 +28,6 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return sum(map(len, self._items.values()))
 
-    @property
-    def callers(self) -> int:
-        """How many callers have items."""
-        return len(self._items)
-
     def put(self, caller: str, item: T) -> None:
         """Add an item behind those of its caller."""
         self._items.setdefault(caller, deque()).append(item)

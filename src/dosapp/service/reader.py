@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from dosapp.errors import BusyError, DosappError
 from dosapp.learner.learner import Learner, Prediction
 from dosapp.service.fair_queue import FairQueue
 from dosapp.service.settings import ServiceSettings
+
+ACTIVE_SECONDS = 1.0  # for which a caller counts as active after its last request
 
 logger = logging.getLogger("dosapp.service.reader")
 
@@ -54,8 +57,9 @@ class PendingPrediction:
 class Reader:
     """One thread that predicts for all requests with the version that is published.
 
-    Callers take turns: a batch has an equal part for each that waits, so a request of many images
-    is answered in several batches, all by one version.
+    Callers take turns. While several are active, each gets a quarter of a batch at a time, so that
+    none waits long for the images of another. A request of many images is answered in several
+    batches, all by one version.
     """
 
     def __init__(self, published: Published, settings: ServiceSettings) -> None:
@@ -63,6 +67,7 @@ class Reader:
         self.settings = settings
         self.waiting = 0  # images
         self._waiting_of: Counter[str] = Counter()  # callers
+        self._last_seen: dict[str, float] = {}  # callers and the time of their last request
         self._queue: FairQueue[PendingPrediction] = FairQueue()
         self._condition = threading.Condition()
         self._is_closing = self._has_begun = False  # the last: some request is partly answered
@@ -100,6 +105,7 @@ class Reader:
             self.waiting += count
             self._waiting_of[caller] += count
             self._queue.put(caller, request)
+            self._last_seen[caller] = time.monotonic()
             self._condition.notify()
         return request.answer
 
@@ -129,9 +135,13 @@ class Reader:
                 )
             batch: list[tuple[PendingPrediction, Tensor]] = []
             unfinished, room = [], size
-            share = max(1, size // max(1, self._queue.callers))
+            taken: set[str] = set()  # callers who had their turn
+            share = size if self._count_active() <= 1 else max(1, size // 4)
             while len(self._queue) and room:
                 request = self._queue.pop()
+                if request.caller in taken and share < size:
+                    unfinished.append(request)
+                    break
                 if request.answer.done():  # by an error in an earlier batch, or cancelled
                     self._count_answered(request, request.remaining)
                     continue
@@ -140,7 +150,8 @@ class Reader:
                 if request.published is not first.published:
                     unfinished.append(request)  # the next batch is for its version
                     break
-                count = min(room, request.remaining, share if self._queue.callers else room)
+                count = min(room, request.remaining, share)
+                taken.add(request.caller)
                 begin = len(request.predictions)
                 batch.append((request, request.pixels[begin : begin + count]))
                 room -= count
@@ -150,6 +161,12 @@ class Reader:
                 self._queue.put_back(request.caller, request)
             self._has_begun = bool(unfinished)
         return batch
+
+    def _count_active(self) -> int:
+        """Count the callers of the last second; the lock is held."""
+        now = time.monotonic()
+        self._last_seen = {c: t for c, t in self._last_seen.items() if now - t < ACTIVE_SECONDS}
+        return len(self._last_seen)
 
     def _answer(self, batch: list[tuple[PendingPrediction, Tensor]]) -> None:
         published = batch[0][0].published

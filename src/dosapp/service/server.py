@@ -21,6 +21,7 @@ from dosapp.service.settings import ServiceSettings, check_learner, is_loopback
 from dosapp.service.tokens import Tokens
 from dosapp.settings import LearnerSettings, RunSettings
 
+SWITCH_INTERVAL = 0.001  # seconds; threads that decode must not hold up the one that answers
 DEMO = {"data": "shapes", "classes": 20, "tasks": 2, "train_images": 24, "test_images": 20}
 
 
@@ -88,6 +89,7 @@ def serve(
             return
         _exit_on_sigterm()
         configure_logging(settings)
+        sys.setswitchinterval(SWITCH_INTERVAL)
         with open_service(folder, settings, follow=follow, canary=canary) as service:
             kind = "a replica of " if follow else ""
             on_ready(f"{kind}{folder}: version {service.version}, {len(service.classes)} classes")

@@ -48,6 +48,7 @@ STATUS_CODES: dict[type[DosappError], int] = {
 HEADERS = {429: {"Retry-After": "1"}}
 CLOSED_BY_CLIENT = 499  # in log and metrics, when there was nothing to answer
 TOO_SLOW = 408
+REFUSED = (401, 429)
 ERROR_CODES = (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 500, 503, 507)
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",  # pages have their own
@@ -81,7 +82,9 @@ def build_app(service: Service) -> FastAPI:
     app.state.limits, app.state.pools = Limits(service.settings), ThreadPools(service.settings)
     service.at_close.callback(app.state.pools.close)
     app.add_middleware(app.state.limits.middleware)
-    app.add_middleware(RequestMiddleware, metrics=app.state.metrics)  # the outer one
+    app.add_middleware(  # the outer one
+        RequestMiddleware, metrics=app.state.metrics, limits=app.state.limits
+    )
 
     @app.exception_handler(DosappError)
     async def answer_error(request: Request, error: DosappError) -> Response:
@@ -137,8 +140,8 @@ class RequestMiddleware:
     query string or a token.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
+    def __init__(self, app: ASGIApp, metrics: Metrics, limits: Limits) -> None:
+        self.app, self.metrics, self.limits = app, metrics, limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -162,6 +165,9 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
+                if status in REFUSED:  # an immediate answer would invite the next request
+                    address = (scope.get("client") or ("",))[0]
+                    await asyncio.sleep(self.limits.refusals.delay(address))
                 if has_body and status != TOO_SLOW:
                     await _drain(receive_watched)
                 if has_body:  # the rest is not read

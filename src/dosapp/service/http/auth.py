@@ -1,5 +1,6 @@
 """Who may do what: the role of a token, or the loopback rule of a service without tokens."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from typing import Annotated
@@ -63,7 +64,10 @@ class RequireRole:
         state.limits.check_rate(caller.name)
         with state.limits.hold_slot(caller.name) as slot:
             request.state.slot = slot
-            yield caller
+            if request.method == "GET":
+                await asyncio.sleep(state.limits.reads.delay(caller.name))
+            async with state.limits.wait_for_turn(caller.name, request.headers):
+                yield caller
 
 
 PredictCaller = Annotated[Caller, Depends(RequireRole("predict"))]  # of routes that only read

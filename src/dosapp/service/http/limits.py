@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from fastapi import HTTPException
 from starlette.datastructures import Headers
@@ -16,8 +18,38 @@ from dosapp.errors import BusyError, InputError, TooLargeError
 from dosapp.service.settings import ServiceSettings
 
 MAX_CLIENTS = 10_000  # whose rate is remembered
+MAX_DELAY = 5.0  # seconds
 MIN_RATE = 20_000  # bytes per second of a body, after its first seconds
-JSON_SHARE = 4  # a JSON body has at most this part of `max_body`: parsing needs several times it
+LARGE_BODY = 256_000  # bytes; a caller's bodies above it are read a few at a time
+JSON_SHARE = 8  # a JSON body has at most this part of `max_body`: parsing needs several times it
+
+
+class Pacer:
+    """Spreads events of the same key over time: after a burst they come at a rate.
+
+    Args:
+        rate: Events per second.
+        burst: Events that need not wait.
+
+    Example:
+        >>> pacer = Pacer(rate=10, burst=2)
+        >>> [round(pacer.delay("a", now=0.0), 1) for _ in range(4)]
+        [0.0, 0.0, 0.1, 0.2]
+    """
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self.rate, self.burst = rate, burst
+        self._due: OrderedDict[str, float] = OrderedDict()
+
+    def delay(self, key: str, now: float | None = None) -> float:
+        """Return the seconds that the next event of a key must wait."""
+        now = time.monotonic() if now is None else now
+        due = max(self._due.pop(key, 0.0), now - (self.burst - 1) / self.rate)
+        wait = min(MAX_DELAY, max(0.0, due - now))
+        self._due[key] = min(due, now + MAX_DELAY) + 1 / self.rate
+        while len(self._due) > MAX_CLIENTS:
+            self._due.popitem(last=False)
+        return wait
 
 
 @dataclass
@@ -37,8 +69,11 @@ class Limits:
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
+        self.reads = Pacer(rate=50, burst=100)  # GET requests of a caller
+        self.refusals = Pacer(rate=20, burst=40)  # answers 401 and 429 to an address
         self._active: Counter[str] = Counter()  # requests of each caller
         self._sizes: Counter[str] = Counter()  # bytes of bodies in memory, of each caller
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -85,6 +120,19 @@ class Limits:
                 if not counter[caller]:
                     del counter[caller]
 
+    @contextlib.asynccontextmanager
+    async def wait_for_turn(self, caller: str, headers: Headers) -> AsyncIterator[None]:
+        """Wait until few large requests of a caller are at work; this one is not read before."""
+        length = headers.get("content-length", "0" if "transfer-encoding" not in headers else "")
+        if length.isdigit() and int(length) <= LARGE_BODY:
+            yield
+            return
+        turns = self._turns.get(caller)
+        if turns is None:
+            turns = self._turns[caller] = asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 2))
+        async with turns:
+            yield
+
     def count_bytes(self, slot: Slot, count: int) -> None:
         """Count bytes that were read for a request.
 
@@ -130,10 +178,11 @@ class Limits:
             if scope["type"] != "http":
                 await app(scope, receive, send)
                 return
-            most, received, started = self.check_length(Headers(scope=scope)), 0, time.monotonic()
+            most, received, started = self.check_length(Headers(scope=scope)), 0, 0.0
 
             async def receive_counted() -> Message:
-                nonlocal received
+                nonlocal received, started
+                started = started or time.monotonic()  # the request may have waited for its turn
                 left = started + self.settings.body_timeout + received / MIN_RATE - time.monotonic()
                 try:
                     async with asyncio.timeout(max(0.0, left)):

@@ -5,7 +5,7 @@ import functools
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +25,8 @@ from dosapp.service.uploads import LARGE, UploadDecoder, count_pixels
 T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
 Files = list[tuple[str, bytes]]  # names and contents
+MANY = 32  # images of a request
+PIECE = 16_384  # bytes of a form that are parsed at once
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -44,6 +46,7 @@ class ThreadPools:
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
         self._decoders = FairPool(4, "decoder")
+        self._batch_decoders = FairPool(1, "batch decoder")
         self._large_decoders = FairPool(max(1, (os.cpu_count() or 1) // 2), "large decoder", 10)
         self._session_decoders = FairPool(1, "session decoder", 10)
         self._readers = FairPool(2, "history reader", 5)
@@ -73,12 +76,15 @@ class ThreadPools:
         Returns:
             `uint8 [n, 3, H, W]`.
         """
-        opened = await self.decode(caller, open_images, source)
+        pool = self._decoders if len(source) <= MANY else self._batch_decoders
+        opened = await _run(pool, caller, open_images, source)
         parts: list[tuple[FairPool, list[tuple[str, Image.Image]]]] = []
+        # Requests of many images wait for each other, not those of few for them.
+        small = self._decoders if len(opened) <= MANY else self._batch_decoders
         size = LARGE
         for name, image in opened:
             pixels = count_pixels(image)
-            pool = self._large_decoders if pixels > LARGE else self._decoders
+            pool = self._large_decoders if pixels > LARGE else small
             if size + pixels > LARGE:
                 parts.append((pool, []))
                 size = 0
@@ -165,7 +171,10 @@ async def read_form(request: Request, settings: ServiceSettings) -> tuple[dict[s
     """
     max_files = max(settings.max_images, settings.max_session_images)
     parser = InMemoryParser(
-        request.headers, request.stream(), max_files=max_files, max_part_size=settings.max_body
+        request.headers,
+        _in_pieces(request.stream()),
+        max_files=max_files,
+        max_part_size=settings.max_body,
     )
     try:
         form = await parser.parse()
@@ -182,6 +191,14 @@ async def read_form(request: Request, settings: ServiceSettings) -> tuple[dict[s
     finally:
         await form.close()
     return fields, files
+
+
+async def _in_pieces(stream: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Cut a stream into pieces, between which other requests get their turn."""
+    async for chunk in stream:
+        for start in range(0, max(1, len(chunk)), PIECE):
+            yield chunk[start : start + PIECE]
+            await asyncio.sleep(0)
 
 
 def describe_first(errors: Any) -> str:

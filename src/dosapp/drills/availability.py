@@ -1,0 +1,229 @@
+"""Floods of requests against a real service: do honest callers notice?
+
+An honest caller predicts all the time, and an operator asks for `/health` and `/ready` and freezes
+and unfreezes. Quiet turns and turns with a flood alternate, so other work on the machine affects
+both. The hostile caller has a token that may only predict, or none.
+"""
+
+import base64
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dosapp.drills.floods import FLOODS
+from dosapp.drills.service_process import (
+    ServiceProcess,
+    encode_test_images,
+    make_small_learner,
+    start_service,
+    zip_session,
+)
+from dosapp.errors import DosappError
+from dosapp.runtime.process_memory import resident_memory
+from dosapp.scenario import Scenario
+from dosapp.service.client import Client
+from dosapp.service.tokens import Tokens
+
+SESSION = "running session"
+ALL = "all at once"
+PAUSE = 0.05  # seconds between two requests of the honest caller
+IMAGES = 4  # of an honest request
+
+
+@dataclass
+class Turn:
+    """What was seen during some seconds."""
+
+    latencies: list[float] = field(default_factory=list)  # of honest predictions, seconds
+    operator: dict[str, float] = field(default_factory=dict)  # longest answer by path
+    memory: float = 0.0  # MB at most
+    errors: list[str] = field(default_factory=list)
+
+    def extend(self, other: "Turn") -> None:
+        """Add another turn of the same kind."""
+        self.latencies += other.latencies
+        self.errors += other.errors
+        self.memory = max(self.memory, other.memory)
+        for path, seconds in other.operator.items():
+            self.operator[path] = max(seconds, self.operator.get(path, 0.0))
+
+    def to_json(self) -> dict[str, Any]:
+        """Percentiles and counts."""
+        latencies = self.latencies or [float("nan")]
+        return {
+            "answers": len(self.latencies),
+            "median": float(np.median(latencies)),
+            "p95": float(np.quantile(latencies, 0.95)),
+            "operator": self.operator,
+            "memory_mb": self.memory,
+            "errors": self.errors[:5],
+            "error_count": len(self.errors),
+        }
+
+
+def drill(
+    folder: Path,
+    seconds: float = 10.0,
+    turns: int = 3,
+    on_progress: Callable[[str], None] = lambda message: None,
+    floods: tuple[str, ...] = (*FLOODS, SESSION, ALL),
+) -> dict[str, Any]:
+    """Measure what honest callers see, quiet and during each flood.
+
+    Args:
+        folder: Where a small learner is created.
+        seconds: Of each turn.
+        turns: Quiet ones and ones with a flood, of each flood.
+        on_progress: Called with a message before each turn.
+        floods: Names of the floods.
+
+    Returns:
+        The content of `availability.json`.
+    """
+    scenario = make_small_learner(folder)
+    images = encode_test_images(scenario)
+    tokens = {name: Tokens(folder).add(name, "predict") for name in ("honest", "hostile")}
+    rows = []
+    with start_service(folder, "--log-level", "warning") as service:
+        measure(service, tokens["honest"], images, max(2.0, seconds / 2))  # everything is loaded
+        base = measure(service, tokens["honest"], images, seconds)
+        for name in floods:
+            quiet, flooded = Turn(), Turn()
+            for turn in range(turns):
+                on_progress(f"{name}, turn {turn + 1} of {turns}")
+                quiet.extend(measure(service, tokens["honest"], images, seconds))
+                with flood(service, name, tokens["hostile"], images[0], seconds + 2, scenario):
+                    time.sleep(1)
+                    flooded.extend(measure(service, tokens["honest"], images, seconds))
+                time.sleep(1)
+            row: dict[str, Any] = {
+                "flood": name,
+                "quiet": quiet.to_json(),
+                "flooded": flooded.to_json(),
+            }
+            ratios = {
+                "p95_ratio": row["flooded"]["p95"] / row["quiet"]["p95"],
+                "memory_ratio": flooded.memory / base.memory,
+                "slowest_operator": max(flooded.operator.values(), default=float("nan")),
+            }
+            rows.append(row | ratios)
+        exit_code = service.stop()
+    return {"seconds": seconds, "turns": turns, "base_memory_mb": base.memory, "floods": rows,
+            "ended_with": exit_code}  # fmt: skip
+
+
+def measure(service: ServiceProcess, token: str, images: list[bytes], seconds: float) -> Turn:
+    """Predict as an honest caller and operate the service for some seconds."""
+    turn, end = Turn(), time.monotonic() + seconds
+
+    def predict() -> None:
+        with service.client(token) as client:
+            for n in range(100_000):
+                if time.monotonic() > end:
+                    return
+                batch = [images[(IMAGES * n + k) % len(images)] for k in range(IMAGES)]
+                started = time.perf_counter()
+                try:
+                    client.predict(batch, top=1)
+                    turn.latencies.append(time.perf_counter() - started)
+                except DosappError as error:
+                    turn.errors.append(str(error))
+                time.sleep(PAUSE)
+
+    def operate() -> None:
+        with service.client() as client:
+            for n in range(100_000):
+                if time.monotonic() > end:
+                    return
+                actions = {
+                    "/health": lambda: client._request("GET", "/health"),
+                    "/ready": lambda: client._request("GET", "/ready"),
+                    "/freeze": client.freeze if n % 2 == 0 else client.unfreeze,
+                }
+                for path, action in actions.items():
+                    _time_action(turn, path, action)
+                turn.memory = max(turn.memory, resident_memory(service.process.pid) or 0.0)
+                time.sleep(0.2)
+            client.unfreeze()
+
+    threads = [threading.Thread(target=target) for target in (predict, operate)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return turn
+
+
+def _time_action(turn: Turn, path: str, action: Callable[[], Any]) -> None:
+    started = time.perf_counter()
+    try:
+        action()
+    except DosappError as error:
+        turn.errors.append(f"{path}: {error}")
+    taken = time.perf_counter() - started
+    turn.operator[path] = max(taken, turn.operator.get(path, 0.0))
+
+
+@contextmanager
+def flood(
+    service: ServiceProcess, name: str, token: str, image: bytes, seconds: float, scenario: Scenario
+) -> Iterator[None]:
+    """Run a flood in processes of its own, or sessions, until the end of the block."""
+    names = [n for n in FLOODS if name in (n, ALL)]
+    given = json.dumps({"token": token, "image": base64.b64encode(image).decode()}).encode()
+    port = service.url.rpartition(":")[2]
+    processes = []
+    for each in names:
+        command = [sys.executable, "-m", "dosapp.drills.floods", each, port, str(seconds)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        assert process.stdin is not None
+        process.stdin.write(given)
+        process.stdin.close()
+        processes.append(process)
+    ended = threading.Event()
+    teacher = threading.Thread(target=_teach, args=(service.client(), scenario, ended))
+    if name in (SESSION, ALL):
+        teacher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for process in processes:
+            try:
+                process.wait(seconds + 20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        if teacher.ident is not None:
+            teacher.join()
+
+
+def _teach(client: Client, scenario: Scenario, ended: threading.Event) -> None:
+    """Send one session after the other."""
+    archive = zip_session(scenario, 1, range(10), 16)
+    with client:
+        while not ended.is_set():
+            try:
+                client.learn_zip(archive)
+            except DosappError:
+                time.sleep(0.2)
+
+
+def format_table(result: dict[str, Any]) -> str:
+    """The table of docs/reliability.md."""
+    head = ["flood", "p95 ÷ quiet", "honest errors", "slowest of the operator, s", "memory ÷ quiet"]
+    lines = [f"| {' | '.join(head)} |", "|---|---:|---:|---:|---:|"]
+    for row in result["floods"]:
+        lines.append(
+            f"| {row['flood']} | {row['p95_ratio']:.2f} | {row['flooded']['error_count']} | "
+            f"{row['slowest_operator']:.2f} | {row['memory_ratio']:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
