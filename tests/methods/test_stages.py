@@ -204,6 +204,8 @@ class TestCombination:
     def test_mistakes_are_sentences(self, small) -> None:
         with pytest.raises(InputError, match="merging is 'magmx': input should be 'magmax' or"):
             small(merging="magmx")
+        with pytest.raises(InputError, match="try --method flyp --merging magmax"):
+            build_method("magmax")
         with pytest.raises(InputError, match="unknown setting 'ca_epochs'"):
             build_method("spu", options={"ca_epochs": 2})
         assert CoFiMA().wt_alpha == 0.5

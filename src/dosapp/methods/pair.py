@@ -30,6 +30,8 @@ class Pair(Method):
     def __init__(self, labelled: Method, companion: Method, role: str, adapter: Method) -> None:
         self.labelled, self.companion, self.role = labelled, companion, role
         self.adapter = adapter
+        self.head = adapter.head  # type: ignore[misc]
+        self.head_text_weight = adapter.head_text_weight  # type: ignore[misc]
         self.joint = labelled.joint  # type: ignore[misc]
         self.stores_data = labelled.stores_data or companion.stores_data  # type: ignore[misc]
 

@@ -82,6 +82,11 @@ for entry in entry_points(group="dosapp.methods"):  # methods of other packages
 
 def get_method(name: str) -> type[Method]:
     """Look a method up by name."""
+    if name in STAGES:
+        flag = "--align" if name == "alignment" else f"--merging {name}"
+        raise InputError(
+            f"'{name}' is a stage after a labelled method's epochs; try --method flyp {flag}"
+        )
     if name not in METHODS:
         raise unknown_name("method", name, METHODS, "dosapp methods")
     return METHODS[name]

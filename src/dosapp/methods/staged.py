@@ -29,8 +29,6 @@ class Staged(Pair):
     def __init__(self, labelled: Method, stage: Stage) -> None:
         super().__init__(labelled, stage, stage.role, adapter=labelled)
         self.phase = labelled.phase  # type: ignore[misc]
-        self.head = labelled.head  # type: ignore[misc]
-        self.head_text_weight = labelled.head_text_weight  # type: ignore[misc]
         self.stage = stage
 
     def __repr__(self) -> str:

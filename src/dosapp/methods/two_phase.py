@@ -16,8 +16,6 @@ class TwoPhase(Pair):
     def __init__(self, labelled: Method, unlabelled: Method) -> None:
         super().__init__(labelled, unlabelled, "unlabelled", adapter=unlabelled)
         self.unlabelled = unlabelled
-        self.head = unlabelled.head  # type: ignore[misc]
-        self.head_text_weight = unlabelled.head_text_weight  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"{self.labelled!r}.then({self.unlabelled!r})"
