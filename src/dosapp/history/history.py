@@ -38,6 +38,7 @@ from dosapp.history.version import (
 from dosapp.runtime.files import (
     FolderLock,
     file_stamp,
+    is_private,
     list_names,
     remove_file,
     remove_temporary_files,
@@ -127,6 +128,7 @@ class History:
                 "facts": state.facts,
                 "seen": dict(measured or {}),
             },
+            state.private,
         )
         checksum = write_record(self._version_path(number + 1), record)
         head = VersionTensors(number + 1, checksum, state.clone().tensors)
@@ -154,7 +156,7 @@ class History:
                 "state": state.facts,
                 "working": working.facts,
             },
-            working.private,
+            working.private or state.private,
         )
         try:
             write_record(self._working_path, record)
@@ -210,7 +212,8 @@ class History:
             record, _ = read_version(self._version_path(first))
             facts = {**record.facts, "parent": "", "stands_for": version.checksum}
             delta = compute_delta(version.tensors, {}, self._base)
-            write_record(self._version_path(first), State(delta, facts))
+            path = self._version_path(first)
+            write_record(path, State(delta, facts, is_private(path)))
         deleted = [number for number in self._version_numbers() if number < first]
         for number in deleted:
             remove_file(self._version_path(number))

@@ -1,13 +1,12 @@
 """Copy a learner's folder, also while it is served: the copy is one state that was acknowledged."""
 
-import stat
 from pathlib import Path
 
 from dosapp.errors import CorruptRecordError, InputError
 from dosapp.history.history import History
 from dosapp.learner.persistence import LearnerDescription
 from dosapp.learner.verify import find_problems, read_while_still
-from dosapp.runtime.files import list_names, read_bytes, write_bytes
+from dosapp.runtime.files import is_private, list_names, read_bytes, write_bytes
 from dosapp.runtime.new_folder import new_folder
 
 
@@ -65,7 +64,7 @@ def _copy_files(source: Path, target: Path) -> None:
 
 def _copy_file(source: Path, target: Path, name: str) -> None:
     try:
-        is_private = not (source / name).stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-        write_bytes(target / name, read_bytes(source / name), private=is_private)
+        data = read_bytes(source / name)
+        write_bytes(target / name, data, private=is_private(source / name))
     except FileNotFoundError as error:
         raise CorruptRecordError(f"'{source / name}' does not exist") from error

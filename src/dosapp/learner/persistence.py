@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dosapp.learner.learner import Learner
 
 FORMAT = 1  # of learner.json
-ROLES = ("student", "method", "caution", "head", "mask")  # beside those of copies
+ROLES = ("student", "method", "caution", "head", "mask", "canary")  # beside those of copies
 KEYS = {"format", "settings", "fingerprint", "stores_images", "sha256"}
 
 

@@ -68,12 +68,24 @@ def read_start(path: Path, limit: int | None = None) -> tuple[bytes, int]:
 def file_stamp(path: Path) -> tuple[int, int, int] | None:
     """Differs if a file was replaced; None if it does not exist."""
     try:
-        found = os.lstat(path)
+        found = _lstat(path)
     except FileNotFoundError:
         return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def is_private(path: Path) -> bool:
+    """Whether only its owner may read a file."""
+    return not _lstat(path).st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+
+
+def _lstat(path: Path) -> os.stat_result:
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise read_error(path, error) from error
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def read_json(path: Path) -> Any:
@@ -110,11 +122,9 @@ def refuse_links(folder: Path) -> None:
     for name in list_names(folder):
         path = folder / name
         try:
-            mode = os.lstat(path).st_mode
+            mode = _lstat(path).st_mode
         except FileNotFoundError:  # a temporary file
             continue
-        except OSError as error:
-            raise read_error(path, error) from error
         if stat.S_ISLNK(mode):
             raise link_error(path)
         if stat.S_ISDIR(mode):

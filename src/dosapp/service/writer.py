@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from dosapp.errors import (
     BusyError,
+    CorruptRecordError,
     DivergedError,
     DosappError,
     InputError,
@@ -121,7 +123,7 @@ class Writer:
         # Why adaptation is stopped, "" if it is not. It takes effect at once, written or not.
         self.frozen: str = ""
         if self._freeze_file.exists():
-            self.frozen = read_json(self._freeze_file)["frozen"]
+            self.frozen = _read_frozen(self._freeze_file)
         self.freeze_error = ""  # why a restart would not know that
         self._freeze_lock = threading.RLock()
         self.last_error = ""  # the last error, until a version is written
@@ -590,6 +592,17 @@ class Writer:
         self._baseline_weights = _answering_weights(self.learner)
         self._baseline_accuracy = measured.get("canary")
         self.signals.drift, self.guard.refusals = 0.0, 0
+
+
+def _read_frozen(path: Path) -> str:
+    """Why adaptation was stopped before a restart."""
+    values = read_json(path)
+    if not isinstance(values, dict) or not isinstance(values.get("frozen"), str):
+        raise CorruptRecordError(
+            f"'{path}' does not say whether adaptation is frozen; delete it if it is not"
+        )
+    frozen: str = values["frozen"]
+    return frozen
 
 
 def _mean(values: Sequence[float]) -> float:
