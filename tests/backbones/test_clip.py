@@ -11,8 +11,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from dosapp.backbones.base import TowerHooks
-from dosapp.backbones.clip import CLIPBackbone, import_transformers, read_preprocessing
-from dosapp.backbones.registry import TINY, load_backbone
+from dosapp.backbones.checkpoint import import_transformers, read_preprocessing
+from dosapp.backbones.clip import CLIPBackbone
+from dosapp.backbones.names import TINY, find_source
+from dosapp.backbones.registry import load_backbone
 from dosapp.data.preprocess import to_float
 from dosapp.errors import InputError
 from dosapp.functional.masks import top_count
@@ -107,7 +109,12 @@ def test_vit_b_16_has_24_candidates_and_4_089_432_selected_weights() -> None:
     with torch.device("meta"):
         model = transformers.CLIPModel(config)
     candidates = {n: w for n, w in model.named_parameters() if n.endswith(".mlp.fc1.weight")}
-    backbone = CLIPBackbone(model, None, read_preprocessing(str(TINY)), "ViT-B-16")
+    processing = {
+        **read_preprocessing(find_source("tiny")),
+        "size": {"shortest_edge": 224},
+        "crop_size": 224,
+    }
+    backbone = CLIPBackbone(model, None, processing, "ViT-B-16")
     weights = backbone.first_mlp_weights()
     assert set(weights) == set(candidates)
     assert len(weights) == 24

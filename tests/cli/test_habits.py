@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dosapp.cli.backbone_names import HUB_IDS, join_open_clip_names
+from dosapp.backbones.names import HUB_IDS, join_open_clip_names
 from dosapp.errors import InputError
 from dosapp.experiments.run import CHECKPOINT_INTERVAL
 from dosapp.experiments.tracking import TrackingCallback

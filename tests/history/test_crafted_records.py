@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dosapp.backbones.clip import CLIPBackbone
+from dosapp.backbones.dual_encoder import DualEncoder
 from dosapp.errors import CorruptRecordError, DosappError
 from dosapp.history.history import History
 from dosapp.history.record import State, read_facts, read_record, write_record
@@ -48,7 +48,7 @@ def add_tensor(name: str, tensor: torch.Tensor) -> Any:
     return lambda record: record.tensors.__setitem__(name, tensor)
 
 
-def check_detected(folder: Path, backbone: CLIPBackbone) -> None:
+def check_detected(folder: Path, backbone: DualEncoder) -> None:
     """One sentence: an error, or a warning that an earlier version is used."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")

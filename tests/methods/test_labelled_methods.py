@@ -8,6 +8,7 @@ from torch import tensor
 from torch.nn.functional import normalize
 
 from dosapp.backbones.base import TowerHooks
+from dosapp.backbones.clip import describe_block
 from dosapp.backbones.tower import Tokens, apply_block
 from dosapp.backbones.wrappers import find_wrapper
 from dosapp.errors import InputError
@@ -208,9 +209,10 @@ class TestDualPrompt:
             parts.append(share @ v[:, cut])
         middle = tokens[0] + attention.out_proj(torch.cat(parts, dim=1))
         by_hand = middle + layer.mlp(layer.layer_norm2(middle))
+        block = describe_block(layer)
         every = Tokens(tokens, read_at=torch.tensor([1]))
-        torch.testing.assert_close(apply_block(layer, every, prefix, False).rows[0], by_hand)
-        ended = apply_block(layer, every, prefix, True).rows[0]  # only what is read goes on
+        torch.testing.assert_close(apply_block(block, every, prefix, False).rows[0], by_hand)
+        ended = apply_block(block, every, prefix, True).rows[0]  # only what is read goes on
         torch.testing.assert_close(ended, by_hand[1:2])
 
     def test_a_session_trains_its_own_e_prompts_from_the_previous_ones(

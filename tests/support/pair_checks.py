@@ -4,13 +4,13 @@ from pathlib import Path
 
 import torch
 
-from dosapp.backbones.clip import CLIPBackbone
+from dosapp.backbones.dual_encoder import DualEncoder
 from dosapp.learner.learner import Learner
 from dosapp.settings import RunSettings
 from dosapp.testing.method_checks import check_same_steps, train_learner, use_unusual_batches
 
 
-def check_pair(settings: RunSettings, backbone: CLIPBackbone, folder: Path) -> None:
+def check_pair(settings: RunSettings, backbone: DualEncoder, folder: Path) -> None:
     """All of `METHOD_CHECKS` with two trainings, for the many pairs of methods."""
     learner, scenario = train_learner(settings, backbone)
     other, _ = train_learner(settings, backbone)
@@ -31,7 +31,7 @@ def check_pair(settings: RunSettings, backbone: CLIPBackbone, folder: Path) -> N
     use_unusual_batches(other, pixels[:1].repeat(5, 1, 1, 1))
 
 
-def check_only_candidates_change(settings: RunSettings, backbone: CLIPBackbone) -> None:
+def check_only_candidates_change(settings: RunSettings, backbone: DualEncoder) -> None:
     """All weights except the first MLP layers stay bit-identical in every expert."""
     before = {n: w.detach().clone() for n, w in backbone.weights().items()}
     learner, _ = train_learner(settings, backbone)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from dosapp.backbones.clip import CLIPBackbone
+from dosapp.backbones.dual_encoder import DualEncoder
 from dosapp.backbones.registry import load_backbone
 from dosapp.experiments.plan import build_scenario
 from dosapp.experiments.run import describe_machine
@@ -65,7 +65,7 @@ def cases() -> dict[str, dict[str, object]]:
     return {**alone, **PAIRS}
 
 
-def trained(net: CLIPBackbone, **changes: object) -> tuple[Learner, object]:
+def trained(net: DualEncoder, **changes: object) -> tuple[Learner, object]:
     """A learner after two short sessions with their streams, and the scenario."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dosapp.backbones.clip import CLIPBackbone
+from dosapp.backbones.dual_encoder import DualEncoder
 from dosapp.experiments.plan import build_scenario
 from dosapp.learner.learner import Learner
 from dosapp.scenario import Scenario
@@ -16,7 +16,7 @@ from dosapp.settings import RunSettings
 from support.settings import SMALL
 
 
-def save_trained_learner(backbone: CLIPBackbone, folder: Path, **changes: object) -> Scenario:
+def save_trained_learner(backbone: DualEncoder, folder: Path, **changes: object) -> Scenario:
     """Train the first three of six classes, save the learner, and return the scenario."""
     settings: RunSettings = RunSettings.parse({**SMALL, **changes})
     learner = Learner(settings.learner(), backbone.shared_copy(unshared=list(backbone.weights())))

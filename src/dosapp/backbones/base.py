@@ -1,7 +1,7 @@
 """The interface of a dual-encoder model. Nothing else depends on the library it comes from."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from torch import Tensor, nn
@@ -43,10 +43,7 @@ class TrunkOutput(Generic[Inputs]):
         return len(self.tokens.rows)
 
     def __getitem__(self, rows: slice) -> "TrunkOutput[Inputs]":
-        tokens = replace(
-            self.tokens, rows=self.tokens.rows[rows], read_at=self.tokens.read_at[rows]
-        )
-        return TrunkOutput(self.inputs[rows], tokens)  # type: ignore[index]
+        return TrunkOutput(self.inputs[rows], self.tokens[rows])  # type: ignore[index]
 
 
 Pixels = Tensor | TrunkOutput[Tensor]  # [B, 3, H, W] in [0, 1]

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from dosapp.backbones.clip import CLIPBackbone, import_transformers
+from dosapp.backbones.checkpoint import import_transformers
+from dosapp.backbones.clip import CLIPBackbone
 from dosapp.data.base import Prompts
 from dosapp.data.preprocess import to_float
 from dosapp.data.synthetic.shapes import SHAPES

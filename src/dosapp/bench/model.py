@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dosapp.backbones.clip import MEAN, STD, CLIPBackbone, import_transformers
+from dosapp.backbones.checkpoint import MEAN, STD, import_transformers
+from dosapp.backbones.clip import CLIPBackbone
 from dosapp.runtime.rng import torch_rng
 
 PREFIX_LENGTH, LENGTH = 4, 12  # tokens all prompts share after the start token; tokens in all

@@ -94,7 +94,7 @@ def datasets(as_json: Json = False) -> None:
 @app.command()
 def backbones(as_json: Json = False) -> None:
     """List the backbones."""
-    from dosapp.backbones.registry import HUB_IDS
+    from dosapp.backbones.names import HUB_IDS
 
     facts = {"tiny": "embedded: 32 px, 1.2 M weights, pretrained on generated images"}
     facts |= {name: f"{hub_id} from the hub, or its cache" for name, hub_id in HUB_IDS.items()}
@@ -104,6 +104,7 @@ def backbones(as_json: Json = False) -> None:
     for name, fact in facts.items():
         out.print(f"[bold]{name}[/bold]  {fact}", markup=True)
     out.print(
-        "[bold]FOLDER[/bold] or [bold]org/name[/bold]  any CLIPModel with its processor",
+        "[bold]FOLDER[/bold] or [bold]org/name[/bold]  "
+        "any CLIP, SigLIP, VisionTextDualEncoder or checkpoint of open_clip",
         markup=True,
     )

@@ -28,7 +28,7 @@ def _datasets() -> Iterable[str]:
 
 
 def _backbones() -> Iterable[str]:
-    from dosapp.backbones.registry import HUB_IDS
+    from dosapp.backbones.names import HUB_IDS
 
     return ["tiny", *HUB_IDS]
 

@@ -8,7 +8,7 @@ import typer
 from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
-from dosapp.cli.backbone_names import join_open_clip_names
+from dosapp.backbones.names import join_open_clip_names
 from dosapp.cli.completion import COMPLETIONS
 from dosapp.errors import InputError
 from dosapp.settings import Settings

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dosapp.backbones.base import Expert
-from dosapp.backbones.clip import CLIPBackbone
+from dosapp.backbones.dual_encoder import DualEncoder
 from dosapp.errors import InputError, unknown_name
 from dosapp.heads.base import Head, HeadExpert
 from dosapp.learner.learner import Learner
@@ -47,7 +47,7 @@ def export(learner: Learner, folder: Path, kind: str = "pretrained") -> None:
         expert = expert.expert
     if isinstance(expert, LowRankBackbone):
         expert = expert.merge()
-    if not isinstance(expert, CLIPBackbone):
+    if not isinstance(expert, DualEncoder):
         raise InputError(
             f"this learner predicts with its {name}, which is more than one CLIP model; "
             "only learners whose student or teacher predicts alone can be exported"
@@ -84,7 +84,7 @@ def _write_classes(learner: Learner, expert: Expert, folder: Path, is_logits: bo
 class _ImageModel(nn.Module):
     """Images in [0, 1] → unit features, to be multiplied with those of the classes; or logits."""
 
-    def __init__(self, expert: CLIPBackbone, head: Head | None, texts: Tensor) -> None:
+    def __init__(self, expert: DualEncoder, head: Head | None, texts: Tensor) -> None:
         super().__init__()
         self.model, self.expert = expert.model, expert
         self.head, self.texts = head, texts

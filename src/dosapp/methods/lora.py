@@ -12,7 +12,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from dosapp.backbones.base import Backbone, Weights
-from dosapp.backbones.clip import CLIPBackbone
+from dosapp.backbones.dual_encoder import DualEncoder
 from dosapp.backbones.wrappers import BackboneWrapper, find_wrapper
 from dosapp.errors import InputError
 from dosapp.methods.base import Batches, Method, method_dataclass
@@ -47,13 +47,15 @@ class LowRankBackbone(BackboneWrapper):
         self, inner: Backbone, targets: Sequence[str], r: int, alpha: float, seed: int
     ) -> None:
         inner = inner.shared_copy()  # layers of its own, the same weights
-        model = _find_clip(inner).model
+        encoder = _find_encoder(inner)
+        model = encoder.model
         generator = torch_rng("lora", seed)
         for path, layer in list(model.named_modules()):
             parent, _, leaf = path.rpartition(".")
             if leaf in targets and isinstance(layer, nn.Linear):
                 low_rank = LowRankLinear(layer, r, alpha / r, generator)
                 setattr(model.get_submodule(parent), leaf, low_rank)
+        encoder.describe_towers()
         super().__init__(inner, {})
         if not self.low_rank_weights():
             raise InputError(f"no layer is named {' or '.join(targets)}; try q_proj, v_proj or fc1")
@@ -65,9 +67,9 @@ class LowRankBackbone(BackboneWrapper):
     def tower_weights(self) -> Weights:
         return {n: w for n, w in super().tower_weights().items() if not _is_low_rank(n)}
 
-    def merge(self) -> CLIPBackbone:
+    def merge(self) -> DualEncoder:
         """A plain model with W + (α / r) B A in place of W, to be exported."""
-        merged = _find_clip(self.inner).shared_copy()
+        merged = _find_encoder(self.inner).shared_copy()
         for path, layer in list(merged.model.named_modules()):
             if isinstance(layer, LowRankLinear):
                 parent, _, leaf = path.rpartition(".")
@@ -75,6 +77,7 @@ class LowRankBackbone(BackboneWrapper):
                 plain = nn.utils.skip_init(nn.Linear, layer.in_features, layer.out_features)
                 plain.weight, plain.bias = nn.Parameter(layer.weight + update), layer.bias
                 setattr(merged.model.get_submodule(parent), leaf, plain.requires_grad_(False))
+        merged.describe_towers()
         return merged
 
 
@@ -82,12 +85,12 @@ def _is_low_rank(name: str) -> bool:
     return name.endswith((".lora_A", ".lora_B"))
 
 
-def _find_clip(backbone: Backbone) -> CLIPBackbone:
-    """The CLIP model inside wrappers."""
+def _find_encoder(backbone: Backbone) -> DualEncoder:
+    """The model inside wrappers."""
     while isinstance(backbone, BackboneWrapper):
         backbone = backbone.inner
-    if not isinstance(backbone, CLIPBackbone):
-        raise InputError(f"lora knows the layers of CLIP models only, not of '{backbone.name}'")
+    if not isinstance(backbone, DualEncoder):
+        raise InputError(f"lora knows the layers of dual encoders only, not of '{backbone.name}'")
     return backbone
 
 

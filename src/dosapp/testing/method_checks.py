@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dosapp.backbones.clip import CLIPBackbone
+from dosapp.backbones.dual_encoder import DualEncoder
 from dosapp.backbones.registry import load_backbone
 from dosapp.experiments.plan import build_scenario
 from dosapp.experiments.run import run
@@ -35,7 +35,7 @@ SMALL_RUN: Mapping[str, Any] = {
     "lr": 1e-3,
 }
 
-MethodCheck = Callable[[RunSettings, CLIPBackbone, Path], None]
+MethodCheck = Callable[[RunSettings, DualEncoder, Path], None]
 
 
 def check_method(
@@ -72,7 +72,7 @@ def check_method(
 
 
 def train_learner(
-    settings: RunSettings, backbone: CLIPBackbone, sessions: int = 2
+    settings: RunSettings, backbone: DualEncoder, sessions: int = 2
 ) -> tuple[Learner, Scenario]:
     """A learner after some sessions with their streams, and its scenario."""
     with warnings.catch_warnings():
@@ -88,7 +88,7 @@ def train_learner(
     return learner, scenario
 
 
-def check_inputs_unmodified(settings: RunSettings, backbone: CLIPBackbone, folder: Path) -> None:
+def check_inputs_unmodified(settings: RunSettings, backbone: DualEncoder, folder: Path) -> None:
     """Adapting and predicting do not write to the images they get."""
     learner, scenario = train_learner(settings, backbone, 1)
     pixels = scenario.session(0).unlabelled.read(range(8))
@@ -98,7 +98,7 @@ def check_inputs_unmodified(settings: RunSettings, backbone: CLIPBackbone, folde
     assert torch.equal(pixels, before), "the input images were modified"
 
 
-def check_predict_is_pure(settings: RunSettings, backbone: CLIPBackbone, folder: Path) -> None:
+def check_predict_is_pure(settings: RunSettings, backbone: DualEncoder, folder: Path) -> None:
     """Predicting changes neither the learner nor torch's random state."""
     learner, scenario = train_learner(settings, backbone, 1)
     digest, random_state = learner.digest(), torch.get_rng_state()
@@ -107,7 +107,7 @@ def check_predict_is_pure(settings: RunSettings, backbone: CLIPBackbone, folder:
     assert torch.equal(torch.get_rng_state(), random_state), "predicting drew random numbers"
 
 
-def check_deterministic(settings: RunSettings, backbone: CLIPBackbone, folder: Path) -> None:
+def check_deterministic(settings: RunSettings, backbone: DualEncoder, folder: Path) -> None:
     """The same seed gives the same weights and the same accuracies."""
     first, second = (run(settings, folder / name) for name in "ab")
     assert first.matrices == second.matrices, "the same seed gave other accuracies"
@@ -115,7 +115,7 @@ def check_deterministic(settings: RunSettings, backbone: CLIPBackbone, folder: P
     assert first.weights == second.weights, "the same seed gave other weights"
 
 
-def check_save_and_load(settings: RunSettings, backbone: CLIPBackbone, folder: Path) -> None:
+def check_save_and_load(settings: RunSettings, backbone: DualEncoder, folder: Path) -> None:
     """A loaded learner predicts and continues exactly like the saved one."""
     learner, scenario = train_learner(settings, backbone)
     test = scenario.tasks[0].test.read(range(6))
@@ -138,7 +138,7 @@ def check_same_steps(one: Learner, two: Learner, pixels: Tensor, session: Sessio
     assert one.digest() == two.digest(), "two equal learners learn differently"
 
 
-def check_empty_stream(settings: RunSettings, backbone: CLIPBackbone, folder: Path) -> None:
+def check_empty_stream(settings: RunSettings, backbone: DualEncoder, folder: Path) -> None:
     """An empty batch changes nothing."""
     learner, _ = train_learner(settings, backbone, 1)
     digest = learner.digest()
@@ -147,7 +147,7 @@ def check_empty_stream(settings: RunSettings, backbone: CLIPBackbone, folder: Pa
     assert learner.digest() == digest, "an empty batch changed the learner"
 
 
-def check_unusual_batches(settings: RunSettings, backbone: CLIPBackbone, folder: Path) -> None:
+def check_unusual_batches(settings: RunSettings, backbone: DualEncoder, folder: Path) -> None:
     """One image, one class, and a session that is smaller than a batch work."""
     learner, scenario = train_learner(settings, backbone, 1)
     try:
