@@ -95,7 +95,8 @@ def test_a_dry_run_marks_finished_runs_and_needs_no_data(tmp_path) -> None:
     shutil.rmtree(next(p.parent for p in tmp_path.rglob("result.json") if "FLYP" in p.read_text()))
     listed = dosapp("grid", tmp_path / "g.yaml", "--out", tmp_path, "--seeds", "0", "--dry-run")
     assert listed.stdout.splitlines() == ["zero-shot, shapes, seed 0, done", "FLYP, shapes, seed 0"]
-    paper = dosapp("reproduce", "noise", "--scale", "real-small", "--dry-run", cwd=tmp_path)
+    arguments = ("reproduce", "noise", "--scale", "real-small", "--dry-run", "--estimate")
+    paper = dosapp(*arguments, cwd=tmp_path)
     seeds = parse_seeds(Scale.from_name("real-small").seeds)
     assert len(paper.stdout.splitlines()) == 4 * 2 * len(seeds)
     assert "cannot be estimated here: backbone folder" in paper.stderr
