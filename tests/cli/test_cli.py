@@ -25,7 +25,7 @@ from dosapp.errors import (
     TooLargeError,
 )
 from dosapp.experiments.grid import parse_seeds, read_grid
-from dosapp.methods.registry import METHODS
+from dosapp.methods.registry import METHODS, STAGES
 from dosapp.paper.reproduce import Scale
 from dosapp.runtime.extras import missing_extra
 from dosapp.service.settings import ServiceSettings
@@ -104,7 +104,7 @@ def test_a_dry_run_marks_finished_runs_and_needs_no_data(tmp_path) -> None:
 
 def test_lists_as_text_and_json() -> None:
     facts = json.loads(dosapp("methods", "--json").stdout)
-    assert set(facts) == set(METHODS)
+    assert set(facts) == {*METHODS, *STAGES}
     assert facts["dosapp"]["settings"]["ema.gamma"] == 0.8
     assert facts["note"]["stores_data"]
     assert "--set sparsity=0.1" in dosapp("methods", "spu").stdout

@@ -29,7 +29,7 @@ def backup(
     folder: LearnerFolder,
     target: Annotated[Path, typer.Argument(help="a new folder")],
 ) -> None:
-    """Copy a learner's folder, while it is served or not, and check the copy."""
+    """Copy a learner's folder, also while it is served, and check it."""
     from dosapp.learner.backup import copy_learner
 
     with err.status("copying"):
@@ -42,7 +42,7 @@ def restore(
     backup: Annotated[Path, typer.Argument(help="a folder written by dosapp backup")],
     folder: Annotated[Path, typer.Argument(help="a new folder")],
 ) -> None:
-    """Check a backup and copy it to a new folder, which can then be served."""
+    """Check a backup and copy it to a new folder."""
     from dosapp.learner.backup import copy_learner
 
     with err.status("copying"):
