@@ -92,6 +92,17 @@ def test_new_creates_a_learner_without_classes(tmp_path) -> None:
     assert "already exists" in dosapp("new", place, code=2).stderr
 
 
+def test_configure_changes_how_it_trains(folder) -> None:
+    printed = dosapp("configure", folder, "--epochs", 60, "--lr", 0.002).stdout
+    assert printed == f"{folder} now trains with lr 0.002, epochs 60\n"
+    learner = Learner.load(folder)
+    assert (learner.training.epochs, learner.training.lr, learner.student.lr) == (60, 0.002, 0.002)
+    count = len(Learner.open_history(str(folder)).versions())
+    assert "nothing to change" in dosapp("configure", folder, code=2).stderr
+    assert "epochs is 0" in dosapp("configure", folder, "--epochs", 0, code=2).stderr
+    assert len(Learner.open_history(folder).versions()) == count
+
+
 def test_export(folder, tmp_path) -> None:
     dosapp("export", folder, tmp_path / "plain")
     classes = json.loads((tmp_path / "plain" / "classes.json").read_text())["classes"]

@@ -33,6 +33,27 @@ def new(
     out.print(f"wrote {folder}; now: dosapp serve {folder}")
 
 
+@app.command()
+def configure(
+    folder: LearnerFolder,
+    lr: Annotated[float | None, typer.Option(help="learning rate")] = None,
+    epochs: Annotated[int | None, typer.Option(help="passes over the images of a session")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="labelled images per step")] = None,
+) -> None:
+    """Change how a saved learner trains its next sessions; stop its service first."""
+    from dosapp.learner.learner import Learner
+
+    values = {"lr": lr, "epochs": epochs, "batch_size": batch_size}
+    given = {name: value for name, value in values.items() if value is not None}
+    if not given:
+        raise InputError("nothing to change; give --lr, --epochs or --batch-size")
+    learner = Learner.load(folder)
+    learner.change_training(lr=lr, epochs=epochs, batch_size=batch_size)
+    changed = ", ".join(f"{name} {value:g}" for name, value in given.items())
+    learner.save(folder, f"configured: {changed}")
+    out.print(f"{folder} now trains with {changed}")
+
+
 history_app = typer.Typer(
     help="Versions of a learner: list, compare, roll back.", no_args_is_help=True
 )
