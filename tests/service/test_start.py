@@ -12,7 +12,9 @@ from dosapp.service.service import LearningService, open_service
 from dosapp.service.settings import ServiceSettings
 from support.faults import failing_call
 
-SETTINGS: ServiceSettings = ServiceSettings.parse({"threads": 1, "adapt": False})
+SETTINGS: ServiceSettings = ServiceSettings.parse(
+    {"threads": 1, "adapt": False, "session_drop": 100}
+)
 
 
 def learn(service: LearningService, *names: str) -> tuple[str, str]:
