@@ -101,7 +101,7 @@ def served(folder: Path, image: torch.Tensor) -> dict[str, object]:
     buffer = io.BytesIO()
     array = (image * 255).round().byte().permute(1, 2, 0).numpy()
     Image.fromarray(array).save(buffer, "PNG")
-    with open_service(folder, ServiceSettings(adapt=False)) as service:
+    with open_service(folder, ServiceSettings(adapt=False, token=False)) as service:
         client = TestClient(build_app(service), "http://127.0.0.1", client=("127.0.0.1", 5000))
         answer = client.post("/predict", files=[("images", ("x.png", buffer.getvalue()))])
     found: dict[str, object] = answer.json()
