@@ -11,7 +11,7 @@ from dosapp.runtime.process_memory import retain_freed_memory
 
 # `dosapp --help` has this order
 # isort: off
-from dosapp.cli import experiments, study, catalogue, data  # noqa: F401
+from dosapp.cli import experiments, study, catalogue, data, doctor  # noqa: F401
 from dosapp.cli import learners, serving, storage, maintenance  # noqa: F401
 # isort: on
 

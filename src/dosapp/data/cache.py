@@ -173,7 +173,7 @@ class CachedImages:
     def _ensure_decoded(self) -> None:
         if self._path.exists():
             return
-        limit = _size_limit()
+        limit = size_limit()
         with lock_folder(ensure_dir(self.folder), wait=True):
             if not self._path.exists():
                 self._decode_all()
@@ -222,7 +222,47 @@ def evict_least_recently_used(folder: Path, limit: float, keep: Path) -> None:
                 path.with_suffix(".json").unlink(missing_ok=True)
 
 
-def _size_limit() -> float:
+@dataclass(frozen=True)
+class CacheEntry:
+    """A file of decoded images."""
+
+    name: str
+    bytes: int
+    images: int
+    used: float  # seconds since 1970
+
+
+def list_cache() -> list[CacheEntry]:
+    """The files of decoded images, the least recently used first.
+
+    Example:
+        >>> all(entry.bytes > 0 for entry in list_cache())
+        True
+    """
+    entries = []
+    for path in cache_folder().glob("*.npy"):
+        with suppress(OSError, ValueError):  # deleted or written meanwhile
+            facts, images = path.stat(), len(np.load(path, mmap_mode="r"))
+            entries.append(CacheEntry(path.stem, facts.st_size, images, facts.st_mtime))
+    return sorted(entries, key=lambda entry: entry.used)
+
+
+def clear_cache() -> list[CacheEntry]:
+    """Delete all decoded images; they are decoded again when they are needed.
+
+    Returns:
+        What was deleted.
+    """
+    folder, entries = cache_folder(), list_cache()
+    if not folder.exists():
+        return []
+    with lock_folder(folder, wait=True):
+        for path in [*folder.glob("*.npy"), *folder.glob("*.json")]:
+            path.unlink(missing_ok=True)
+    return entries
+
+
+def size_limit() -> float:
     """`DOSAPP_CACHE_GB` in bytes."""
     value = os.environ.get("DOSAPP_CACHE_GB") or DEFAULT_GB
     try:
