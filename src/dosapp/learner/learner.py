@@ -25,6 +25,7 @@ from dosapp.heads.base import HeadExpert, score_features
 from dosapp.history.history import History
 from dosapp.history.record import State, compute_checksum
 from dosapp.learner.batches import SessionBatches
+from dosapp.learner.canary import Canary
 from dosapp.learner.class_head import ClassHead
 from dosapp.learner.evaluation import Evaluation, SessionResult, evaluate
 from dosapp.learner.mitigations import Mitigations
@@ -129,6 +130,7 @@ class Learner:
         # A method has a head of its own unless the settings name one.
         text_weight = s.head_text_weight if s.head else self.method.head_text_weight
         self.head = ClassHead(s.head or self.method.head, text_weight, s.head_width, s.seed)
+        self.canary = Canary()
         self.sessions = 0  # finished ones
         self.method.setup(self.student)
         self.head.setup(self.student, self._method_expert)
@@ -153,8 +155,9 @@ class Learner:
 
     @property
     def stores_images(self) -> bool:
-        """Whether checkpoints of this learner hold images."""
-        return self.settings.buffer_size > 0 or self.method.stores_data
+        """Whether versions or checkpoints of this learner hold images."""
+        has_buffer = self.settings.buffer_size > 0 or self.method.stores_data
+        return has_buffer or self.canary.stores_images
 
     # Classes
 
@@ -169,17 +172,21 @@ class Learner:
         check_class_names([new], "the new name")
         if new in self.classes:
             raise InputError(f"the class '{new}' exists already; give another name")
-        self.student.text_head.rename_class(old, new)
+        with self.canary.keep_change(self):
+            self.student.text_head.rename_class(old, new)
+            self.canary.rename_class(old, new)
 
     def remove(self, name: str) -> None:
         """Stop predicting a class. What it changed in the weights stays."""
         self._check_class(name)
         index = self.classes.index(name)
-        self.student.text_head.remove_class(name)
-        self.method.remove_class(index)
-        self.replay_buffer.remove_class(index)
-        self.mitigations.remove_class(index)
-        self.head.remove_class(index)
+        with self.canary.keep_change(self):
+            self.student.text_head.remove_class(name)
+            self.method.remove_class(index)
+            self.replay_buffer.remove_class(index)
+            self.mitigations.remove_class(index)
+            self.head.remove_class(index)
+            self.canary.remove_class(name)
 
     def _check_class(self, name: str) -> None:
         if name not in self.classes:
@@ -212,7 +219,11 @@ class Learner:
             self.student.change_lr(lr)
 
     def learn(
-        self, session: Session | Mapping[str, Images] | Any, test: Any = None
+        self,
+        session: Session | Mapping[str, Images] | Any,
+        test: Any = None,
+        *,
+        canary_share: float = 0.0,
     ) -> SessionResult:
         """Train one labelled session: new classes, or more images of known ones.
 
@@ -221,6 +232,8 @@ class Learner:
                 the backbone's size), a session of a scenario, or whatever `as_dataset` takes: the
                 path of class folders, a torch `Dataset`, a pair (images, labels), a table.
             test: Labelled images, likewise, on which it is then evaluated.
+            canary_share: Share of the images that is not trained but kept in the canary, by which
+                a service guards its adaptation. They are stored with the learner.
 
         Returns:
             What was done, with the accuracy on the test images.
@@ -233,6 +246,8 @@ class Learner:
             session = self.make_session(session)
         if test is not None:  # read before training, so that nothing is lost if it cannot be
             test = as_dataset(test, self.preprocess, hold_out=False)
+        if canary_share:
+            session = self.canary.hold_out(session, canary_share)
         step = None
         for step in self.training_steps(session):  # noqa: B007
             pass
@@ -278,12 +293,20 @@ class Learner:
         split = dataset.test if len(dataset.test.labels) else dataset.train
         return evaluate(self, dataset.classes, split)
 
-    def training_steps(self, session: Session, start: int = 0) -> Iterator[TrainingStep]:
+    def training_steps(
+        self,
+        session: Session,
+        start: int = 0,
+        lr: float | None = None,
+        epochs: int | None = None,
+    ) -> Iterator[TrainingStep]:
         """Train a session step by step; the caller can save, report or stop after each.
 
         Args:
             session: The session.
             start: Steps that were taken already and are part of the restored state.
+            lr: Learning rate of this session, if another than the learner's.
+            epochs: Passes over the images of this session, if another number than the learner's.
 
         Returns:
             An iterator that trains as it is advanced.
@@ -314,16 +337,17 @@ class Learner:
             self.mitigations.record_selection(student.session_selection, self.sessions)
             method.begin_session(student, session)
             student.drop_scores()
-        epochs = (
-            self.training.epochs_for(len(session.train)) if student.session_selection.names else 0
-        )
+        lr_scale = (lr or student.lr) / student.lr
+        epochs = epochs or self.training.epochs_for(len(session.train))
+        if not student.session_selection.names:
+            epochs = 0
         epoch_steps = batches.per_epoch * epochs
         # Training after the epochs, such as SLCA's classifier alignment.
         stages = method.extra_stages(student, batches.per_epoch)
         total = epoch_steps + sum(stage.steps for stage in stages)
 
         def take_step(step: int, loss: Tensor) -> TrainingStep:
-            if student.step(loss):
+            if student.step(loss, lr_scale):
                 method.after_step(student)
             return TrainingStep(step + 1, total, loss.item())
 
@@ -352,6 +376,7 @@ class Learner:
         # begin_stream has read the session's selection; from here on there is one selection.
         student.session_selection = student.selection
         self.mitigations.begin_stream(student)
+        self.canary.set_baseline(self)
 
     def session_warnings(self, session: Session) -> list[str]:
         """What the user should know about a session that can be trained all the same."""
@@ -540,6 +565,7 @@ class Learner:
         unshared = [n for n in names if trainable or f"student/{n}" in state.tensors]
         backbone = self.pretrained.shared_copy(unshared=unshared)
         other = Learner(self.settings, backbone, self._pretrained)
+        other.canary = replace(self.canary)  # sets that were given stay
         other.restore(state, working)
         return other
 

@@ -105,6 +105,15 @@ def _compute_checksum(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
+def record_stored_images(folder: Path) -> None:
+    """Say in `learner.json` that the folder holds images, if it does not say so yet."""
+    path = folder / "learner.json"
+    facts = read_json(path)
+    if not facts["stores_images"]:
+        facts["stores_images"] = True
+        write_json(path, {**facts, "sha256": _compute_checksum(facts)})
+
+
 def check_folder(learner: "Learner", folder: Path) -> None:
     """Raise an `InputError` if a folder holds something else than this learner."""
     if (folder / "learner.json").exists():
@@ -159,6 +168,7 @@ def capture_state(learner: "Learner") -> State:
     tensors |= {f"caution/{n}": t for n, t in learner.mitigations.state_dict().items()}
     tensors |= {f"head/{n}": t for n, t in learner.head.state_dict().items()}
     tensors |= {f"mask/{n}": m for n, m in (student.selection.mask or {}).items()}
+    tensors |= {f"canary/{n}": t for n, t in learner.canary.state_dict().items()}
     prompts = student.text_head.prompts
     facts = {
         "classes": list(student.classes),
@@ -169,7 +179,10 @@ def capture_state(learner: "Learner") -> State:
         "stored_images": len(learner.replay_buffer),
         **_training_facts(learner),
     }
-    return State({name: tensor.cpu() for name, tensor in tensors.items()}, facts)
+    if learner.canary.labels:
+        facts["canary"] = dict(learner.canary.labels)
+    cpu = {name: tensor.cpu() for name, tensor in tensors.items()}
+    return State(cpu, facts, private=learner.canary.stores_images)
 
 
 def _training_facts(learner: "Learner") -> dict[str, Any]:
@@ -283,6 +296,7 @@ def _restore(learner: "Learner", state: State, working: State | None) -> None:
     method.load_state_dict(select_prefix("method/", tensors) | select_prefix("method/", extra))
     learner.mitigations.load_state_dict(select_prefix("caution/", tensors))
     learner.head.load_state_dict(select_prefix("head/", tensors))
+    learner.canary.load_state_dict(select_prefix("canary/", tensors), facts.get("canary", {}))
     student.set_trainable(_read_selection(facts, select_prefix("mask/", tensors)))
     student.find_differences()
     student.session_selection = student.selection
