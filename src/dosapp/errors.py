@@ -36,6 +36,10 @@ class BusyError(DosappError):
     """A queue is full, a folder is locked or the writer is stopping; nothing changed (HTTP 429)."""
 
 
+class UnavailableError(DosappError):
+    """The writer has ended, so nothing can change until a restart (HTTP 503)."""
+
+
 class ReadOnlyError(DosappError):
     """A replica was asked to change the learner (HTTP 409)."""
 

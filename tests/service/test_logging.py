@@ -25,7 +25,7 @@ from dosapp.service.http.app import build_app
 from support.services import wait_until
 
 QUICK = {"adapt_batch_size": 8, "interval": 1, "threads": 1, "batch_wait": 0.0,
-         "token": False}  # fmt: skip
+         "token": False, "require_canary": False, "canary_share": 0.0}  # fmt: skip
 
 
 @pytest.fixture
@@ -87,7 +87,9 @@ class TestRequests:
             client = connect(service, Authorization=f"Bearer {token}")
             text = base64.b64encode(images[0]).decode()
             client.post("/predict?top=3&dtype=secret", json={"images": [text]})
-            client.post("/correct", json={"image": text, "label": "hidden class"})
+            client.post(
+                "/correct", json={"image": text, "label": "hidden class", "new_class": True}
+            )
             client.post("/predict?shape=secret", content=b"hidden bytes")
         assert [line.split()[-2] for line in log("http", "INFO")] == ["alice"] * 3
         for hidden in (token, "secret", "top=3", text[:40], "hidden"):
@@ -147,7 +149,7 @@ class TestWriter:
         assert frozen.startswith("adaptation is frozen: refused 1 intervals in a row")
 
     def test_failed_sessions(self, folder, images, log, monkeypatch) -> None:
-        def fail(*_: object) -> None:
+        def fail(*_: object, **options: object) -> None:
             raise InputError("it went wrong")
 
         monkeypatch.setattr(Learner, "training_steps", fail)

@@ -85,7 +85,8 @@ def test_every_answer_is_described_by_its_properties(folder) -> None:
 def test_every_real_answer_fits_its_description(folder) -> None:
     """Of a learning service in use and of a replica; every route answers at least once."""
     images = encode_test_images(folder[1])
-    options = {"adapt_batch_size": 8, "interval": 1, "threads": 1, "max_skew": 1.0, "token": False}
+    options = {"adapt_batch_size": 8, "interval": 1, "threads": 1, "max_skew": 1.0, "token": False,
+               "require_canary": False, "canary_share": 0.0}  # fmt: skip
     with open_service(folder[0], ServiceSettings.parse(options)) as service:
         api = Interface(service)
         files = [("images", (f"{n}.png", data)) for n, data in enumerate(images[:8])]
@@ -96,7 +97,7 @@ def test_every_real_answer_fits_its_description(folder) -> None:
         api.call("get", "/jobs")
         wait_until(lambda: api.call("get", "/jobs/{job}", path)["state"] == "done")
         api.call("post", "/jobs/{job}/cancel", f"{path}/cancel")
-        body = {"image": base64.b64encode(images[0]).decode(), "label": "owl"}
+        body = {"image": base64.b64encode(images[0]).decode(), "label": "owl", "new_class": True}
         api.call("post", "/correct", json=body)
         api.call("post", "/correct/forget")
         first, second = api.call("get", "/classes")["classes"][:2]

@@ -6,6 +6,7 @@ import errno
 import functools
 import gc
 import io
+import itertools
 import json
 import os
 import re
@@ -27,7 +28,14 @@ from PIL import Image
 import dosapp.backbones.pretrained
 from dosapp.data.preprocess import to_float
 from dosapp.drills.service_process import encode_png, encode_test_images, zip_session
-from dosapp.errors import BusyError, CorruptRecordError, InputError, ReadOnlyError
+from dosapp.errors import (
+    BusyError,
+    CorruptRecordError,
+    InputError,
+    ReadOnlyError,
+    UnavailableError,
+)
+from dosapp.learner.canary import Canary, CanaryGaps
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import write_bytes
 from dosapp.service.service import open_service
@@ -42,7 +50,7 @@ from dosapp.service.http.app import build_app
 from support.services import block_writer, save_trained_learner, wait_until
 
 QUICK = {"adapt_batch_size": 8, "interval": 2, "threads": 1, "batch_wait": 0.0,
-         "token": False}  # fmt: skip
+         "token": False, "require_canary": False, "canary_share": 0.0}  # fmt: skip
 
 
 def served(folder: Path, **changes: object):
@@ -189,10 +197,10 @@ class TestPredict:
     def test_too_many_concurrent_requests(self, folder, monkeypatch) -> None:
         begun, go, codes = threading.Semaphore(0), threading.Event(), []
 
-        def slow(number: int, who: str) -> int:
+        def slow(number: int, who: str) -> tuple[int, str]:
             begun.release()
             go.wait(60)
-            return number
+            return number, ""
 
         with (
             served(folder, max_caller_requests=2) as service,
@@ -393,7 +401,7 @@ class TestStream:
                 sent = files([large, small])
                 assert client.post("/predict", files=sent).status_code == 200
             for data in (large, small):
-                body = {"image": base64.b64encode(data).decode(), "label": "owl"}
+                body = {"image": base64.b64encode(data).decode(), "label": "owl", "new_class": True}
                 assert client.post("/correct", json=body).status_code == 200
             wait_until(lambda: service.version > 1)
             decoded = [service.uploads.decode_image(data) for data in (large, small)]
@@ -558,9 +566,9 @@ class TestProcessMemory:
             assert any(mine[n] is theirs[n] for n in mine)
         assert read == ["tiny"]
 
-    def test_a_refused_learner_is_freed(self, folder, scenario) -> None:
+    def test_a_refused_learner_is_freed(self, folder, scenario, falling_canary) -> None:
         """Nothing else refers to the learner of the writer."""
-        with served(folder, canary=FallingCanary(), interval=1) as service:
+        with served(folder, canary=falling_canary, interval=1) as service:
             first = weakref.ref(service.writer.learner.student.backbone)
             connect(build_app(service)).post("/predict", files=files(images_of(scenario)))
             wait_until(lambda: service.writer.signals.refused)
@@ -626,7 +634,11 @@ class TestSessions:
     def test_corrections_can_be_discarded(self, folder, scenario) -> None:
         with served(folder) as service, connect(build_app(service)) as client:
             for image in images_of(scenario, count=2):
-                body = {"image": base64.b64encode(image).decode(), "label": "a slip"}
+                body = {
+                    "image": base64.b64encode(image).decode(),
+                    "label": "a slip",
+                    "new_class": True,
+                }
                 client.post("/correct", json=body)
             assert client.post("/correct/forget").json() == {"forgotten": 2}
             assert client.post("/correct/forget").json() == {"forgotten": 0}
@@ -653,11 +665,11 @@ class TestSessions:
         before = Learner.load(folder).digest()
         with served(folder) as service, connect(build_app(service)) as client:
             image = base64.b64encode(images_of(scenario)[0]).decode()
-            client.post("/correct", json={"image": image, "label": "owl"})
+            client.post("/correct", json={"image": image, "label": "owl", "new_class": True})
             training_steps = Learner.training_steps
 
-            def cancelling(learner, session, start=0):
-                for n, step in enumerate(training_steps(learner, session, start)):
+            def cancelling(learner, session, start=0, **options):
+                for n, step in enumerate(training_steps(learner, session, start, **options)):
                     if n == 1:
                         next(iter(service.jobs())).cancelled.set()
                     yield step
@@ -681,7 +693,7 @@ class TestSessions:
     ) -> None:
         with served(folder) as service, connect(build_app(service)) as client:
 
-            def broken(*_):
+            def broken(*_, **options):
                 raise ZeroDivisionError("oh")
 
             monkeypatch.setattr(Learner, "adapt", broken)
@@ -706,9 +718,11 @@ class TestSessions:
                 versions.add(answer.json()["version"])
         assert 1 in versions
 
-    def test_a_session_that_harms_the_canary_is_not_published(self, folder, scenario) -> None:
+    def test_a_session_that_harms_the_canary_is_not_published(
+        self, folder, scenario, falling_canary
+    ) -> None:
         before = Learner.load(folder).digest()
-        with served(folder, canary=FallingCanary()) as service:
+        with served(folder, canary=falling_canary) as service:
             client = connect(build_app(service))
             job = finished(client, post_session(client, scenario))
             assert job["state"] == "refused", job
@@ -731,13 +745,13 @@ class TestWriterThatEnds:
     def test_waiting_commands_and_sessions_fail(self, folder, scenario) -> None:
         with served(folder) as service, connect(build_app(service)) as client:
             image = base64.b64encode(images_of(scenario)[0]).decode()
-            client.post("/correct", json={"image": image, "label": "owl"})
+            client.post("/correct", json={"image": image, "label": "owl", "new_class": True})
             release = block_writer(service)
             service.writer.submit(sys.exit)
             job = post_session(client, scenario).json()
             order = service.writer.submit(lambda: 1)
             release.set()
-            with pytest.raises(BusyError, match="this will not be done; restart the service"):
+            with pytest.raises(UnavailableError, match="will not be done; restart the service"):
                 order.result(60)
             assert service.job(job["id"]).ended.wait(60)
             ended = client.get(f"/jobs/{job['id']}").json()
@@ -749,26 +763,32 @@ class TestWriterThatEnds:
         with served(folder) as service, connect(build_app(service)) as client:
             service.writer.submit(sys.exit)
             wait_until(lambda: not service.writer.is_alive)
-            assert post_session(client, scenario).status_code == 429
+            assert post_session(client, scenario).status_code == 503
             assert client.get("/jobs").json() == []
-            assert client.post("/rollback", json={"version": 1}).status_code == 429
+            assert client.post("/rollback", json={"version": 1}).status_code == 503
 
     def test_the_session_in_progress_fails(self, folder, scenario, monkeypatch) -> None:
         with served(folder) as service, connect(build_app(service)) as client:
-            monkeypatch.setattr(Learner, "training_steps", lambda learner, session: sys.exit())
+            monkeypatch.setattr(Learner, "training_steps", lambda *_, **options: sys.exit())
             job = finished(client, post_session(client, scenario))
         assert (job["state"], job["said"]) == ("failed", WRITER_ENDED)
 
 
-class FallingCanary:
-    """A canary whose accuracy falls with every measurement."""
+@pytest.fixture
+def falling_canary(monkeypatch, scenario) -> Canary:
+    """A canary whose margins fall with every measurement, from 19 of 20 right."""
+    falls = itertools.count(1.5, 4)
 
-    def __init__(self) -> None:
-        self.right = 100.0
+    def measure(canary: Canary, learner: Learner) -> CanaryGaps:
+        margins, truth = torch.arange(20.0) - next(falls), torch.zeros(20, dtype=torch.int64)
+        now, before = (
+            torch.stack([torch.zeros(20), -m], dim=1) for m in (margins, torch.arange(20.0) - 0.5)
+        )
+        return CanaryGaps([learner.classes[0]] * 20, truth, now, before)
 
-    def accuracy(self, learner, among=None) -> float:
-        self.right -= 15
-        return self.right
+    monkeypatch.setattr(Canary, "measure", measure)
+    images = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
+    return Canary.from_images(images, [scenario.tasks[0].classes[0]])
 
 
 class TestClasses:
@@ -798,10 +818,11 @@ class TestClasses:
     @pytest.mark.filterwarnings("ignore:the session has", "ignore:a session of")
     def test_waiting_corrections_follow_their_class(self, folder, scenario) -> None:
         first, second, third = Learner.load(folder).classes
-        image = base64.b64encode(images_of(scenario)[0]).decode()
+        images = [base64.b64encode(image).decode() for image in images_of(scenario, count=3)]
+        image = images[0]
         with served(folder) as service, connect(build_app(service)) as client:
-            for label in (first, first, second):
-                client.post("/correct", json={"image": image, "label": label})
+            for corrected, label in zip(images, (first, first, second), strict=True):
+                client.post("/correct", json={"image": corrected, "label": label})
             client.post("/classes/rename", json={"name": first, "to": "wolf"})
             client.post("/classes/remove", json={"name": second})
             assert client.get("/status").json()["corrections"] == 2
@@ -947,17 +968,17 @@ class TestGuards:
         assert Learner.open_history(folder).head == 1
 
     def test_intervals_that_harm_the_canary_are_refused_until_it_freezes(
-        self, folder, scenario
+        self, folder, scenario, falling_canary
     ) -> None:
         before = Learner.load(folder).digest()
-        with served(folder, canary=FallingCanary(), interval=1, max_refusals=2) as service:
+        with served(folder, canary=falling_canary, interval=1, max_refusals=2) as service:
             client = connect(build_app(service))
             for strike in (1, 2):
                 client.post("/predict", files=files(images_of(scenario)))
                 wait_until(lambda strike=strike: service.writer.signals.refused == strike)
             wait_until(lambda: service.writer.frozen)
             status = client.get("/status").json()
-            assert "refused 2 intervals in a row: the canary fell from 85.0 to 55.0" in (
+            assert "refused 2 intervals in a row: one class gained" in (
                 status["frozen"])  # fmt: skip
             assert status["version"] == 1
             service.close()
@@ -1012,9 +1033,11 @@ class TestGuards:
             for p, t in zip(learner.predict(task.test.read(range(6))), truth, strict=True)
         )
         with served(folder, canary=place, session_drop=100.0) as service:
-            canary = service.canary
-            assert sorted(canary.labels) == sorted([*truth, "not known"])
-            assert canary.accuracy(learner) == pytest.approx(100 * right / 6)
+            canary = service.writer.learner.canary
+            assert canary.classes == {*truth, "not known"}
+            margins = canary.measure(service.writer.learner)
+            assert sorted(margins.labels) == sorted(truth)
+            assert margins.accuracy == pytest.approx(100 * right / 6)
             client = connect(build_app(service))
             finished(client, post_session(client, scenario))
             seen = client.get("/versions/2").json()["seen"]
@@ -1024,17 +1047,17 @@ class TestGuards:
 
 class TestAudit:
     def test_failed_and_refused_sessions_are_audited_with_their_caller(
-        self, folder, scenario, monkeypatch
+        self, folder, scenario, monkeypatch, falling_canary
     ) -> None:
         head = {"Authorization": f"Bearer {Tokens(folder).add('alice', 'teach')}"}
-        with served(folder, canary=FallingCanary(), token=True) as service:
+        with served(folder, canary=falling_canary, token=True) as service:
             client = connect(build_app(service))
             client.headers.update(head)
             image = base64.b64encode(images_of(scenario)[0]).decode()
-            client.post("/correct", json={"image": image, "label": "great_owl"})
+            client.post("/correct", json={"image": image, "label": "great_owl", "new_class": True})
             refused = finished(client, post_session(client, scenario))
 
-            def broken(*_):
+            def broken(*_, **options):
                 raise ZeroDivisionError("oh")
 
             monkeypatch.setattr(Learner, "training_steps", broken)

@@ -144,7 +144,8 @@ def _seconds_until(version: int, client) -> float:
 
 class TestFaults:
     def settings(self, **changes) -> ServiceSettings:
-        values = {"adapt_batch_size": 8, "interval": 1, "max_skew": 1.0, "threads": 1, **changes}
+        values = {"adapt_batch_size": 8, "interval": 1, "max_skew": 1.0, "threads": 1,
+                  "require_canary": False, "canary_share": 0.0, **changes}  # fmt: skip
         settings: ServiceSettings = ServiceSettings.parse(values)
         return settings
 

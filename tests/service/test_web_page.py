@@ -17,8 +17,8 @@ from starlette.testclient import TestClient
 
 from dosapp.data.preprocess import to_bytes
 from dosapp.drills.service_process import encode_png
+from dosapp.learner.canary import Canary
 from dosapp.learner.learner import Learner
-from dosapp.service.guards import Canary
 from dosapp.service.http.app import build_app
 from dosapp.service.http.routes import STATIC
 from dosapp.service.service import Service, open_service
@@ -28,7 +28,7 @@ from support.services import block_writer, save_trained_learner, serve_at_port
 from support.settings import in_a_browser
 
 QUICK = {"adapt_batch_size": 8, "interval": 1, "threads": 1, "batch_wait": 0.0,
-         "token": False}  # fmt: skip
+         "token": False, "require_canary": False, "canary_share": 0.0}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -346,7 +346,7 @@ class TestMonitor:
     def test_the_stream_is_shown(self, served, scenario, visit) -> None:
         test = scenario.tasks[0].test
         pixels = to_bytes(test.read(range(len(test))))
-        canary = Canary(pixels, [scenario.tasks[0].classes[n] for n in test.labels])
+        canary = Canary.from_images(pixels, [scenario.tasks[0].classes[n] for n in test.labels])
         url, service = served(canary=canary, canary_drop=100.0)
         page = visit(url)
         expect(page.locator("#histogram")).to_have_text("Nothing yet.")

@@ -13,7 +13,7 @@ from dosapp.runtime.plural import plural
 from dosapp.service.settings import ServiceSettings, check_learner
 
 if TYPE_CHECKING:
-    from dosapp.service.guards import Canary
+    from dosapp.learner.canary import Canary
 
 
 @app.command()
@@ -156,6 +156,8 @@ def client_learn(
     ] = None,
     url: Url = LOCAL_URL,
     token: Token = None,
+    lr: Annotated[float | None, typer.Option(help="of this session [the learner's]")] = None,
+    epochs: Annotated[int | None, typer.Option(help="of this session [the learner's]")] = None,
 ) -> None:
     """Train on labelled images, and wait until the new version answers."""
     with err.status("sending") as status:
@@ -163,16 +165,25 @@ def client_learn(
         def show_progress(job: dict[str, Any]) -> None:
             status.update(f"{job['state']}: step {job['step']} of {job['of']}")
 
-        job = _client(url, token).learn(session, on_progress=show_progress)
+        job = _client(url, token).learn(session, on_progress=show_progress, lr=lr, epochs=epochs)
     if job["state"] != "done":
         raise DosappError(f"the session is {job['state']}: {job['said']}")
     out.print(f"version {job['version']}: {job['said']}")
 
 
 @client_app.command("correct")
-def client_correct(image: Path, label: str, url: Url = LOCAL_URL, token: Token = None) -> None:
+def client_correct(
+    image: Path,
+    label: str,
+    url: Url = LOCAL_URL,
+    token: Token = None,
+    new_class: Annotated[
+        bool, typer.Option("--new-class", help="the service does not know the class yet")
+    ] = False,
+) -> None:
     """Give the true label of an image; it is trained in the next session."""
-    out.print(f"{plural(_client(url, token).correct(image, label), 'correction')} pending")
+    waiting = _client(url, token).correct(image, label, new_class)
+    out.print(f"{plural(waiting, 'correction')} pending")
 
 
 @client_app.command("forget")

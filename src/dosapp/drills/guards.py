@@ -19,10 +19,10 @@ from torch import Tensor
 from dosapp.data.preprocess import to_bytes
 from dosapp.experiments.plan import build_scenario
 from dosapp.history.record import State
+from dosapp.learner.canary import Canary
 from dosapp.learner.learner import Learner
 from dosapp.runtime.rng import numpy_rng
 from dosapp.scenario import Scenario
-from dosapp.service.guards import Canary
 from dosapp.service.reader import Published
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.writer import StreamSample, Writer
@@ -30,7 +30,8 @@ from dosapp.settings import RunSettings
 
 INTERVAL = 5
 GUARDS_OFF = {
-    "max_skew": 1.0, "max_disagreement": 1.0, "canary_drop": 100.0, "max_refusals": 10**6
+    "max_skew": 1.0, "max_disagreement": 1.0, "canary_drop": 100.0, "max_refusals": 10**6,
+    "canary_margin": 1e9, "canary_pull": 1e9, "require_canary": False,
 }  # fmt: skip
 CANARY_EVERY = 4  # held-out images of a class
 JSON_KEYS = {
@@ -116,7 +117,7 @@ class GuardDrill:
             canary_images.append(images[in_canary])
             canary_names += names[in_canary].tolist()
             self.held_out.append((images[~in_canary], names[~in_canary].tolist()))
-        self.canary = Canary(torch.cat(canary_images), canary_names)
+        self.canary = Canary.from_images(torch.cat(canary_images), canary_names)
 
     def accuracy(self, learner: Learner) -> float:
         """Mean accuracy over tasks, in per cent."""

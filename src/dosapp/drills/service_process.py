@@ -29,6 +29,9 @@ SMALL = {
     "epochs": 1, "batch_size": 16, "all_class_negatives": True,
 }  # fmt: skip
 
+# These drills are about other things than poisoning; `make_small_learner` keeps no canary.
+WITHOUT_CANARY = ("--no-require-canary", "--canary-share", "0")
+
 
 @dataclass
 class ServiceProcess:
@@ -65,7 +68,8 @@ def start_service(folder: Path, *flags: str) -> Iterator[ServiceProcess]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     token = Tokens(folder).add(f"drill {secrets.token_hex(4)}", "teach")
-    command = [sys.executable, "-m", "dosapp", "serve", str(folder), "--port", str(port), *flags]
+    serve = [sys.executable, "-m", "dosapp", "serve", str(folder), "--port", str(port)]
+    command = [*serve, *WITHOUT_CANARY, *flags]
     with (folder / "serve.log").open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     service = ServiceProcess(f"http://127.0.0.1:{port}", process, token)

@@ -107,6 +107,8 @@ class Client:
         session: "Mapping[str, Sequence[Any]] | Path | str | None" = None,
         wait: bool = True,
         on_progress: Progress = lambda job: None,
+        lr: float | None = None,
+        epochs: int | None = None,
     ) -> dict[str, Any]:
         """Train a session.
 
@@ -115,20 +117,29 @@ class Client:
                 the corrections that wait.
             wait: Whether to wait until the session has ended.
             on_progress: Called with the job while it waits.
+            lr: Learning rate of this session, if another than the learner's.
+            epochs: Passes over the images of this session, if another number than the learner's.
 
         Returns:
             The job; its `state` is `done` if there is a new version.
         """
+        options = {name: value for name, value in (("lr", lr), ("epochs", epochs)) if value}
         if session is None:
-            return self._wait_for(self._request("POST", "/learn", json={}), wait, on_progress)
-        return self.learn_zip(_zip_session(session), wait, on_progress)
+            job = self._request("POST", "/learn", json={}, params=options)
+            return self._wait_for(job, wait, on_progress)
+        return self.learn_zip(_zip_session(session), wait, on_progress, options)
 
     def learn_zip(
-        self, archive: bytes, wait: bool = True, on_progress: Progress = lambda job: None
+        self,
+        archive: bytes,
+        wait: bool = True,
+        on_progress: Progress = lambda job: None,
+        options: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Train a session from the bytes of a zip of class folders."""
+        """Train a session from the bytes of a zip of class folders; options are lr and epochs."""
         files = [("archive", ("session.zip", archive))]
-        return self._wait_for(self._request("POST", "/learn", files=files), wait, on_progress)
+        job = self._request("POST", "/learn", files=files, params=dict(options or {}))
+        return self._wait_for(job, wait, on_progress)
 
     def _wait_for(self, job: dict[str, Any], wait: bool, on_progress: Progress) -> dict[str, Any]:
         while wait and job["state"] in ("waiting", "learning"):
@@ -147,9 +158,16 @@ class Client:
         job: dict[str, Any] = self._request("POST", f"/jobs/{name}/cancel")
         return job
 
-    def correct(self, image: Any, label: str) -> int:
-        """Give the true class of an image; return how many corrections wait for a session."""
-        body = {"image": base64.b64encode(_read_image(image)[1]).decode(), "label": label}
+    def correct(self, image: Any, label: str, new_class: bool = False) -> int:
+        """Give the true class of an image; return how many corrections wait for a session.
+
+        Args:
+            image: A path, bytes of an image file, or a Pillow image.
+            label: The class.
+            new_class: Confirms that the service does not know the class yet.
+        """
+        data = base64.b64encode(_read_image(image)[1]).decode()
+        body = {"image": data, "label": label, "new_class": new_class}
         waiting: int = self._request("POST", "/correct", json=body)["waiting"]
         return waiting
 

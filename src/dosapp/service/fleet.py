@@ -27,9 +27,9 @@ from torch import Tensor
 
 from dosapp.errors import DosappError, InputError
 from dosapp.experiments.ray_cluster import ray_cluster
+from dosapp.learner.canary import Canary
 from dosapp.learner.learner import Prediction
 from dosapp.runtime.files import lock_folder
-from dosapp.service.guards import Canary
 from dosapp.service.http.app import build_app, error_response
 from dosapp.service.http.limits import Limits
 from dosapp.service.http.requests import choose_request_id

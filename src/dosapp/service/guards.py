@@ -1,8 +1,8 @@
 """Signals of the stream, and three guards against learning from a bad one.
 
 1. A batch whose predictions are nearly all of one class is held back.
-2. An interval after which the experts disagree too much, or the canary has lost too much accuracy,
-   is never published: the learner returns to the last good version.
+2. An interval after which the experts disagree too much, or the canary is worse than after the last
+   session, is never published: the learner returns to the last good version.
 3. After several refused intervals in a row adaptation is frozen until a person unfreezes it.
 
 The learner's confidence gate and skew-aware EMA (`dosapp.learner.mitigations`) act before these.
@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from dosapp.functional.class_skew import class_skew
-from dosapp.learner.learner import Learner
+from dosapp.learner.canary import CanaryGaps
 from dosapp.service.settings import ServiceSettings
 
 WINDOW = 50  # steps over which live signals are averaged
-CANARY_BATCH = 256  # images per forward pass
+CLIP = 4.0  # margin, in log-odds, above which an image is safely right
 
 
 @dataclass
@@ -61,36 +60,6 @@ class Signals:
         }
 
 
-@dataclass(frozen=True)
-class Canary:
-    """Labelled images that are never trained on, to measure what the learner has forgotten."""
-
-    images: Tensor  # uint8 [n, 3, H, W]
-    labels: Sequence[str]
-
-    def accuracy(self, learner: Learner, among: Sequence[str] | None = None) -> float | None:
-        """Measure the accuracy on the images whose class the learner knows.
-
-        Args:
-            learner: The learner to evaluate.
-            among: Count only images of these classes.
-
-        Returns:
-            The accuracy in per cent; None if no image counts.
-        """
-        known = set(learner.classes if among is None else among) & set(learner.classes)
-        rows = [n for n, label in enumerate(self.labels) if label in known]
-        if not rows:
-            return None
-        correct = 0
-        for batch in torch.tensor(rows).split(CANARY_BATCH):
-            predictions = learner.predict(self.images[batch], top=1)
-            correct += sum(
-                p.label == self.labels[n] for p, n in zip(predictions, batch.tolist(), strict=True)
-            )
-        return 100 * correct / len(rows)
-
-
 @dataclass
 class Guard:
     """Decides what the writer may learn from and publish."""
@@ -103,28 +72,48 @@ class Guard:
         skew = label_skew(Counter(labels), class_count)
         return len(labels) > 1 and skew <= self.settings.max_skew
 
-    def check_interval(
-        self, disagreement: float, before: float | None, after: float | None
-    ) -> str | None:
+    def check_interval(self, disagreement: float, canary: CanaryGaps) -> str | None:
         """Return why an interval must not be published, None if it may be.
 
         Args:
             disagreement: Mean over the steps of the interval.
-            before: Accuracy on the canary after the last session, rollback or start.
-            after: Accuracy on the canary now.
+            canary: Now and after the last session. What the stream did since then counts, not only
+                this interval, so that many small steps add up.
         """
         s = self.settings
         if disagreement > s.max_disagreement:
             return f"the experts disagree on {disagreement:.0%} of the stream"
-        if before is not None and after is not None and after < before - s.canary_drop:
-            return f"the canary fell from {before:.1f} to {after:.1f} %"
+        if not len(canary):
+            return None
+        pull = canary.pull.max().item()
+        if pull > s.canary_pull:
+            return f"one class gained {pull:.2f} on the canary's images of other classes"
+        # The mean shows an attack early. Clipped, where an image that is safely right cannot make
+        # up for one that is not, it follows the accuracy.
+        now, before = canary.margins, canary.baseline_margins
+        clipped = now.clamp(-CLIP, CLIP) - before.clamp(-CLIP, CLIP)
+        fall = -min((now - before).mean().item(), clipped.mean().item())
+        if fall > s.canary_margin:
+            return f"the canary's mean margin fell by {fall:.2f} since the last session"
+        right = int((before > 0).sum())
+        if _has_fallen(right, canary.right, len(canary), s.canary_drop):
+            return f"the canary fell from {right} to {canary.right} of {len(canary)} images"
         return None
 
-    def check_session(self, before: float | None, after: float | None) -> str | None:
-        """Return why a session must not be published, from accuracies on earlier classes."""
-        if before is not None and after is not None and after < before - self.settings.session_drop:
-            return f"on earlier classes the canary fell from {before:.1f} to {after:.1f} %"
-        return None
+    def check_session(self, before: CanaryGaps, after: CanaryGaps) -> str | None:
+        """Return why a session must not be published, from the canary of earlier classes."""
+        if not _has_fallen(before.right, after.right, len(before), self.settings.session_drop):
+            return None
+        return (
+            f"on earlier classes the canary fell from {before.accuracy:.1f} to "
+            f"{after.accuracy:.1f} %; train with a smaller lr, fewer epochs or more images, "
+            "or allow more (the setting session_drop)"
+        )
+
+
+def _has_fallen(before: int, after: int, total: int, points: float) -> bool:
+    """Whether more than so many points are lost; a single image may be chance."""
+    return before - after > max(1, points / 100 * total)
 
 
 def label_skew(counts: Mapping[str, int], class_count: int) -> float:

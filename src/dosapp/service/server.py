@@ -11,10 +11,10 @@ from pathlib import Path
 from dosapp.data.preprocess import to_bytes
 from dosapp.errors import BusyError, InputError
 from dosapp.experiments.plan import build_scenario
+from dosapp.learner.canary import Canary
 from dosapp.learner.learner import Learner
 from dosapp.runtime.extras import missing_extra
 from dosapp.runtime.plural import plural
-from dosapp.service.guards import Canary
 from dosapp.service.log_config import configure_logging
 from dosapp.service.service import open_service
 from dosapp.service.settings import ServiceSettings, check_learner, is_loopback
@@ -178,4 +178,4 @@ def prepare_demo(folder: Path) -> Canary:
         learner.save(folder, "learned ten shapes for the demo")
     task = scenario.tasks[0]
     images = to_bytes(task.test.read(range(len(task.test))))
-    return Canary(images, [task.classes[n] for n in task.test.labels])
+    return Canary.from_images(images, [task.classes[n] for n in task.test.labels])

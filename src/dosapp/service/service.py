@@ -23,18 +23,19 @@ from torch import Tensor
 
 from dosapp.data.folder import find_images, make_split
 from dosapp.data.preprocess import Preprocess
-from dosapp.errors import BusyError, DosappError, InputError, ReadOnlyError
+from dosapp.errors import DosappError, InputError, ReadOnlyError
 from dosapp.history.history import History
+from dosapp.learner.canary import Canary
 from dosapp.learner.learner import Learner, Prediction
 from dosapp.learner.persistence import load_latest
 from dosapp.runtime.files import lock_folder
 from dosapp.service.audit import Audit
-from dosapp.service.guards import Canary
+from dosapp.service.corrections import Corrections
 from dosapp.service.reader import Answer, Published, Reader
 from dosapp.service.settings import ServiceSettings, check_learner
 from dosapp.service.tokens import Tokens
 from dosapp.service.uploads import UNKNOWN, UploadDecoder, normalize_class_name
-from dosapp.service.writer import Job, Writer
+from dosapp.service.writer import Job, SessionOptions, Writer
 
 FOLLOW_INTERVAL = 0.2  # seconds between two looks of a replica at the folder
 
@@ -59,12 +60,9 @@ class PredictResult:
 class Service:
     """What learning services and replicas have in common; changes raise a `ReadOnlyError`."""
 
-    def __init__(
-        self, folder: Path, settings: ServiceSettings | None = None, canary: Canary | None = None
-    ) -> None:
+    def __init__(self, folder: Path, settings: ServiceSettings | None = None) -> None:
         self.folder, self.settings = folder, settings or ServiceSettings()
         self.tokens, self.audit = Tokens(folder), Audit(folder)
-        self.canary = canary
         self.started = time.monotonic()
         self.answered = 0  # images
         self.at_close = contextlib.ExitStack()  # callbacks of others that use this service
@@ -161,11 +159,17 @@ class Service:
     def _read_only(self) -> ReadOnlyError:
         return ReadOnlyError("this replica only reads; send changes to the writer's service")
 
-    def learn(self, images: Mapping[str, Tensor], caller: str) -> Job:
+    def learn(
+        self,
+        images: Mapping[str, Tensor],
+        caller: str,
+        lr: float | None = None,
+        epochs: int | None = None,
+    ) -> Job:
         """Queue a session of images by class name, with the corrections that wait."""
         raise self._read_only()
 
-    def correct(self, image: Tensor, name: str, caller: str) -> int:
+    def correct(self, image: Tensor, name: str, caller: str, new_class: bool = False) -> int:
         """Keep an image with its true class for the next session; return how many wait."""
         raise self._read_only()
 
@@ -185,8 +189,8 @@ class Service:
         """Cancel a session; it ends after its current step."""
         raise self._read_only()
 
-    def rollback(self, number: int, caller: str) -> int:
-        """Restore a version as a new version; return its number."""
+    def rollback(self, number: int, caller: str) -> tuple[int, str]:
+        """Restore a version as a new version; return its number, and a note on corrections."""
         raise self._read_only()
 
     def rename(self, old: str, new: str, caller: str) -> int:
@@ -212,7 +216,7 @@ class LearningService(Service):
     Args:
         folder: Of a learner.
         settings: Of the service.
-        canary: Labelled images for the guards; overrides the setting `canary`.
+        canary: Labelled images beside those of the sessions; overrides the setting `canary`.
 
     Raises:
         InputError: The learner's method stores images of the stream.
@@ -221,7 +225,7 @@ class LearningService(Service):
     def __init__(
         self, folder: Path, settings: ServiceSettings | None = None, canary: Canary | None = None
     ) -> None:
-        super().__init__(folder, settings, canary)
+        super().__init__(folder, settings)
         place = self.settings.backbone
         learner = Learner.open(folder, place, self.settings.device, trainable=False)
         if learner.method.stores_data:
@@ -240,16 +244,15 @@ class LearningService(Service):
             self.history.checkpoint(learner.state(), learner.working_state())
         self.uploads = UploadDecoder(learner.preprocess, s)
         if canary is None and s.canary is not None:
-            self.canary = load_canary(s.canary, learner.preprocess)
+            canary = load_canary(s.canary, learner.preprocess)
         if not self.history.head:
             self.history.append(learner.state(), learner.working_state(), "service started")
         first = Published(self.history.head, learner.at(learner.state(), trainable=False))
         self.reader = Reader(first, s)
-        self.writer = Writer(learner, self.history, s, self._publish, self.canary)
+        self.writer = Writer(learner, self.history, s, self._publish, canary)
         self.writer.on_event = self._audit
         self.writer.is_reader_behind = self.reader.is_behind
-        self._corrections: dict[str, list[Tensor]] = {}
-        self._lock = threading.Lock()
+        self._corrections = Corrections(s.max_queue)
 
     def _publish(self, published: Published) -> None:
         self.reader.published = published
@@ -283,15 +286,14 @@ class LearningService(Service):
     def status(self) -> dict[str, Any]:
         """Return the live state as JSON, with the writer's."""
         writer = self.writer
-        with self._lock:
-            corrections = self._count_corrections()
         return super().status() | {
             "writes": True,
-            "adapts": self.settings.adapt and writer.learner.adapts,
+            "adapts": self.settings.adapt and writer.learner.adapts and not writer.adaptation_off,
+            "adaptation_off": writer.adaptation_off,
             "frozen": writer.frozen,
             "trouble": "; ".join(filter(None, (writer.last_error, writer.freeze_error))),
             "stream": writer.waiting,
-            "corrections": corrections,
+            "corrections": len(self._corrections),
             "at_work": self.is_ready,
             "signals": writer.signals.to_dict(len(self.classes)),
             "jobs": [job.to_dict() for job in self.jobs() if not job.ended.is_set()],
@@ -299,53 +301,52 @@ class LearningService(Service):
 
     # Sessions and corrections
 
-    def learn(self, images: Mapping[str, Tensor], caller: str) -> Job:
+    def learn(
+        self,
+        images: Mapping[str, Tensor],
+        caller: str,
+        lr: float | None = None,
+        epochs: int | None = None,
+    ) -> Job:
         """Queue a session of images by class name, with the corrections that wait."""
-        with self._lock:
-            corrections, self._corrections = self._corrections, {}
+        corrections = self._corrections.take()
         try:
             session = dict(images)
-            for name, corrected in corrections.items():
+            by_class = corrections.by_class()
+            for name, corrected in by_class.items():
                 uploaded = [session[name]] if name in session else []
-                session[name] = torch.cat([*uploaded, torch.stack(corrected)])
+                session[name] = torch.cat([*uploaded, corrected])
             if not session:
                 raise InputError("there is nothing to learn: no images, and no corrections wait")
-            return self.writer.learn(session, caller, partial(self._return, corrections))
+            must_train = {name: len(corrected) for name, corrected in by_class.items()}
+            options = SessionOptions(lr, epochs, must_train)
+            give_back = partial(self._corrections.give_back, corrections)
+            return self.writer.learn(session, caller, give_back, options)
         except BaseException:
-            self._return(corrections)
+            self._corrections.give_back(corrections)
             raise
 
-    def _return(self, corrections: Mapping[str, list[Tensor]]) -> None:
-        """Keep corrections for the next session, because the last one made no version."""
-        with self._lock:
-            for name, images in corrections.items():
-                self._corrections.setdefault(name, []).extend(images)
+    def correct(self, image: Tensor, name: str, caller: str, new_class: bool = False) -> int:
+        """Keep an image with its true class for the next session; return how many wait.
 
-    def _move_corrections(self, old: str, new: str | None) -> None:
-        """Follow a renamed class; drop those of a removed one, which they would add again."""
-        with self._lock:
-            images = self._corrections.pop(old, [])
-            if images and new is not None:
-                self._corrections.setdefault(new, []).extend(images)
+        Args:
+            image: `uint8 [3, H, W]`. A later correction of the same image replaces an earlier one.
+            name: The class.
+            caller: For the audit log.
+            new_class: Confirms that the class is new, and not a typo.
 
-    def _count_corrections(self) -> int:
-        return sum(len(images) for images in self._corrections.values())
-
-    def correct(self, image: Tensor, name: str, caller: str) -> int:
-        """Keep an image with its true class for the next session; return how many wait."""
+        Raises:
+            InputError: The class is not known, and not confirmed.
+            BusyError: Too many corrections wait.
+        """
         name = normalize_class_name(name)
-        with self._lock:
-            waiting = self._count_corrections()
-            if waiting >= self.settings.max_queue:
-                raise BusyError(f"{waiting} corrections wait already; start a session with them")
-            self._corrections.setdefault(name, []).append(image)
+        waiting = self._corrections.add(image, name, None if new_class else self.classes)
         self._audit("corrected", {"who": caller, "class": name})
-        return waiting + 1
+        return waiting
 
     def forget_corrections(self, caller: str) -> int:
         """Drop the corrections that wait; return how many there were."""
-        with self._lock:
-            count, self._corrections = self._count_corrections(), {}
+        count = len(self._corrections.take())
         if count:
             self._audit("forgot corrections", {"who": caller, "images": count})
         return count
@@ -365,11 +366,13 @@ class LearningService(Service):
 
     # Commands. The writer's thread also writes the audit log, even if the caller is gone by then.
 
-    def rollback(self, number: int, caller: str) -> int:
-        """Restore a version as a new version; return its number."""
+    def rollback(self, number: int, caller: str) -> tuple[int, str]:
+        """Restore a version as a new version; return its number, and a note on corrections."""
         self.history.version(number)  # raises before the writer is interrupted
         command = partial(self.writer.rollback, number, caller)
-        return self._run_command("rolled back", caller, command, {"to": number})
+        version = self._run_command("rolled back", caller, command, {"to": number})
+        # Corrections of a class that is gone would add it again in the next session.
+        return version, self._corrections.drop_unknown(self.classes)
 
     def rename(self, old: str, new: str, caller: str) -> int:
         """Rename a class, as a new version; return its number."""
@@ -377,7 +380,7 @@ class LearningService(Service):
 
         def command() -> int:
             version = self.writer.rename(old, name, caller)
-            self._move_corrections(old, name)
+            self._corrections.rename(old, name)
             return version
 
         return self._run_command("renamed", caller, command, {"class": old, "to": name})
@@ -387,7 +390,7 @@ class LearningService(Service):
 
         def command() -> int:
             version = self.writer.remove(name, caller)
-            self._move_corrections(name, None)
+            self._corrections.rename(name, None)
             return version
 
         return self._run_command("removed", caller, command, {"class": name})
@@ -514,4 +517,4 @@ def load_canary(folder: Path, preprocess: Preprocess) -> Canary:
     names = sorted({name for _, name in files})
     split = make_split(files, names, folder)
     images = torch.stack([preprocess(split.images.open(row)) for row in range(len(files))])
-    return Canary(images, [names[n].replace("_", " ") for n in split.labels])
+    return Canary.from_images(images, [names[n].replace("_", " ") for n in split.labels])

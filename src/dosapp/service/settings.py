@@ -55,6 +55,18 @@ class ServiceSettings(Settings):
     keep_versions: int = Field(200, ge=1, description="versions kept; older ones are merged")
 
     canary: Path | None = Field(None, description="labelled images in class folders, never trained")
+    canary_share: float = Field(
+        0.2, ge=0, le=0.5, description="share of a session kept for the canary, and stored; 0: none"
+    )
+    require_canary: bool = Field(
+        True, description="adapt only while the canary has images of every class"
+    )
+    canary_margin: float = Field(
+        0.05, ge=0, description="log-odds that the canary's mean margin may fall on the stream"
+    )
+    canary_pull: float = Field(
+        0.5, ge=0, description="log-odds that a class may gain on the canary's other images"
+    )
     canary_drop: float = Field(2.0, ge=0, description="points the canary may lose on the stream")
     session_drop: float = Field(10.0, ge=0, description="points a session may cost the canary")
     max_disagreement: float = Field(

@@ -30,14 +30,17 @@ from dosapp.errors import (
     InputError,
     StorageError,
     TooLargeError,
+    UnavailableError,
 )
 from dosapp.history.history import History
 from dosapp.history.record import State
+from dosapp.learner.canary import Canary, CanaryGaps
 from dosapp.learner.learner import Learner, Prediction
+from dosapp.learner.persistence import record_stored_images
 from dosapp.runtime.files import read_json, write_json
 from dosapp.runtime.plural import plural
 from dosapp.scenario import Session
-from dosapp.service.guards import Canary, Guard, Signals
+from dosapp.service.guards import Guard, Signals
 from dosapp.service.reader import Published, thread_count
 from dosapp.service.settings import ServiceSettings
 
@@ -49,6 +52,16 @@ WRITER_ENDED = "the writer has ended, so this will not be done; restart the serv
 logger = logging.getLogger("dosapp.service.writer")
 
 
+@dataclass(frozen=True)
+class SessionOptions:
+    """How one session trains."""
+
+    lr: float | None = None  # None: the learner's
+    epochs: int | None = None
+    # The last images of a class that are never kept for the canary: its corrections.
+    must_train: Mapping[str, int] = field(default_factory=dict)
+
+
 @dataclass
 class Job:
     """A session that waits, trains or has ended."""
@@ -58,6 +71,7 @@ class Job:
     caller: str
     session: Session | None
     on_failure: Callable[[], None]  # gives back the corrections that were taken for it
+    options: SessionOptions
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     state: Literal["waiting", "learning", "done", "refused", "failed", "cancelled"] = "waiting"
     step: int = 0
@@ -105,7 +119,7 @@ class Writer:
         history: Where versions are appended.
         settings: Of the service.
         publish: Called with every new version.
-        canary: Labelled images that decide whether a change is published.
+        canary: Labelled images beside the learner's own that decide whether a change is published.
     """
 
     def __init__(
@@ -116,7 +130,9 @@ class Writer:
         publish: Callable[[Published], None],
         canary: Canary | None = None,
     ) -> None:
-        self.settings, self.history, self.canary = settings, history, canary
+        self.settings, self.history = settings, history
+        if canary is not None:
+            learner.canary.add_given(canary, _after_last_session(learner, history))
         self.learner = learner
         self.signals, self.guard = Signals(), Guard(settings)
         self._freeze_file = history.folder / "service.json"
@@ -138,12 +154,12 @@ class Writer:
         self._unchecked_steps: list[float] = []
         self._unsaved_steps: list[float] = []
         self._last_change = time.monotonic()
-        self._baseline_accuracy = self._canary_accuracy()
+        self.adaptation_off = self._find_uncovered_classes()
         self._baseline_weights = _answering_weights(learner)
         self._stream: deque[StreamSample] = deque()
         self._commands: deque[tuple[Callable[[], None], Future[Any]]] = deque()
         self._condition = threading.Condition()  # its lock is reentrant
-        self._is_closing = False
+        self._is_closing = self._has_failed = False
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
     # Called from other threads
@@ -172,7 +188,8 @@ class Writer:
         Returns:
             How many images were queued; the others are counted as skipped.
         """
-        if not self.settings.adapt or self.frozen or not self.learner.adapts:
+        is_off = not self.settings.adapt or self.frozen or self.adaptation_off
+        if is_off or not self.learner.adapts:
             return 0
         now = time.monotonic()
         with self._condition:
@@ -189,6 +206,7 @@ class Writer:
         images: Mapping[str, Tensor],
         caller: str,
         on_failure: Callable[[], None] = lambda: None,
+        options: SessionOptions | None = None,
     ) -> Job:
         """Queue a session.
 
@@ -196,6 +214,7 @@ class Writer:
             images: By class name, each `uint8 [n, 3, H, W]`.
             caller: For the audit log.
             on_failure: Called when the session ends without a version.
+            options: How it trains, if not as the learner's settings say.
 
         Returns:
             The job, which tells about its progress.
@@ -222,7 +241,14 @@ class Writer:
                 )
             if sum(job.state == "waiting" for job in self.jobs.values()) >= self.settings.max_jobs:
                 raise BusyError(f"{self.settings.max_jobs} sessions wait already; try again later")
-            job = Job(list(images), len(session.train), caller, session, on_failure)
+            job = Job(
+                list(images),
+                len(session.train),
+                caller,
+                session,
+                on_failure,
+                options or SessionOptions(),
+            )
             self.submit(lambda: self._run_session(job))  # first: it raises if the writer has ended
             self.jobs[job.id] = job
             ended = [old.id for old in self.jobs.values() if old.ended.is_set()]
@@ -262,7 +288,8 @@ class Writer:
         """Queue a command that the writer runs between two steps.
 
         Raises:
-            BusyError: The writer is stopping or has ended.
+            BusyError: The writer is stopping.
+            UnavailableError: It has ended by an error.
         """
         result: Future[T] = Future()
 
@@ -276,6 +303,8 @@ class Writer:
                 raise  # so that the writer returns to the last good state
 
         with self._condition:
+            if self._has_failed:
+                raise UnavailableError(WRITER_ENDED)
             if self._is_closing:
                 raise BusyError("the service is stopping; try again when it has restarted")
             self._commands.append((run, result))
@@ -331,13 +360,13 @@ class Writer:
 
     def _append_change(self, reason: str, caller: str) -> int:
         """Append a version for a change without training; undo the change if that fails."""
-        measured = self._measure()
+        measured = self._describe(self._measure_canary())
         try:
             number = self._append(self._snapshot(), reason, {**measured, "who": caller})
         except DosappError:
             self._restore_last_good()
             raise
-        self._set_baseline(measured)
+        self._start_drift()
         return number
 
     # The thread
@@ -370,14 +399,22 @@ class Writer:
                 elif self._has_unsaved and self._idle_seconds() >= self.settings.interval_wait:
                     self._close_interval()
 
+    def run_waiting(self) -> None:
+        """Run all that waits in the calling thread, for a writer that was not started."""
+        while self._commands:
+            self._commands.popleft()[0]()
+        while batch := self._next_batch():
+            self.adapt(batch)
+
     def _fail_waiting(self) -> None:
         """End commands and sessions that still wait when the thread ends, even by an error."""
         with self._condition:
+            self._has_failed = not self._is_closing
             self._is_closing = True
             waiting = [result for _, result in self._commands]
             self._commands.clear()
         for result in waiting:
-            result.set_exception(BusyError(WRITER_ENDED))
+            result.set_exception(UnavailableError(WRITER_ENDED))
         for job in self.jobs.values():
             if not job.ended.is_set():
                 job.end("failed", WRITER_ENDED)
@@ -459,10 +496,10 @@ class Writer:
             self._save_freeze()
         if not (self._unchecked_steps or self._unsaved_steps):
             return
-        measured = self._measure()
+        canary = self._measure_canary()
+        measured = self._describe(canary)
         if self._unchecked_steps:
-            accuracies = self._baseline_accuracy, measured.get("canary")
-            reason = self.guard.check_interval(_mean(self._unchecked_steps), *accuracies)
+            reason = self.guard.check_interval(_mean(self._unchecked_steps), canary)
             if reason is not None:
                 self._refuse_interval(reason)
                 return
@@ -491,17 +528,33 @@ class Writer:
             logger.warning("adaptation is frozen: %s", self.frozen)
             self.on_event("froze", {"why": self.frozen, "version": self._version})
 
-    def _measure(self) -> dict[str, Any]:
-        """Measure the drift and the canary, for the header of the next version."""
+    def _measure_canary(self) -> CanaryGaps:
+        return self.learner.canary.measure(self.learner)
+
+    def _describe(self, canary: CanaryGaps) -> dict[str, Any]:
+        """Measure the drift, and return it with the canary for the header of the next version."""
         weights, baseline = _answering_weights(self.learner), self._baseline_weights
         distances = [float((weights[n] - baseline[n]).norm()) for n in weights if n in baseline]
         self.signals.drift = sum(distance**2 for distance in distances) ** 0.5
         measured: dict[str, Any] = {"drift": self.signals.drift}
-        accuracy = self._canary_accuracy()
-        return measured if accuracy is None else {**measured, "canary": accuracy}
+        if not len(canary):
+            return measured
+        margin = (canary.margins - canary.baseline_margins).mean().item()
+        pull = canary.pull.max().item()
+        return {**measured, "canary": canary.accuracy, "margin": margin, "pull": pull}
 
-    def _canary_accuracy(self, among: Sequence[str] | None = None) -> float | None:
-        return self.canary.accuracy(self.learner, among) if self.canary else None
+    def _find_uncovered_classes(self) -> str:
+        """Return why no guard would notice harm to a class, "" if one would."""
+        learner = self.learner
+        missing = [name for name in learner.classes if name not in learner.canary.classes]
+        if not self.settings.require_canary or not missing:
+            return ""
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        return (
+            f"adaptation is off: the canary has no image of '{missing[0]}'{more}; train with "
+            "canary_share above 0, give --canary FOLDER, or adapt at your own risk with "
+            "--no-require-canary"
+        )
 
     def _clear_stream(self) -> None:
         with self._condition:
@@ -517,21 +570,30 @@ class Writer:
             earlier_classes = self.learner.classes
             if job.cancelled.is_set():
                 raise SessionCancelledError
-            job.state, remarks = "learning", self.learner.session_warnings(job.session)
-            accuracy = self._canary_accuracy(earlier_classes)
-            for step in self.learner.training_steps(job.session):
+            options, learner = job.options, self.learner
+            session = learner.canary.hold_out(
+                job.session, self.settings.canary_share, options.must_train
+            )
+            kept = len(job.session.train) - len(session.train)
+            job.state, remarks = "learning", learner.session_warnings(session)
+            if kept:
+                remarks = [f"{kept} kept for the canary", *remarks]
+            before = self._measure_canary().among(earlier_classes)
+            for step in learner.training_steps(session, lr=options.lr, epochs=options.epochs):
                 job.step, job.total_steps, job.loss = step.number, step.total, step.loss
                 if job.cancelled.is_set():
                     raise SessionCancelledError
-            measured = self._measure()
-            refusal = self.guard.check_session(accuracy, self._canary_accuracy(earlier_classes))
+            canary = self._measure_canary()
+            refusal = self.guard.check_session(before, canary.among(earlier_classes))
             if refusal is not None:
                 self._undo_session(job, "refused", f"not published: {refusal}")
                 return
+            if learner.stores_images:
+                record_stored_images(self.history.folder)
             names = ", ".join(job.classes[:3]) + (", …" if len(job.classes) > 3 else "")
-            details = {**measured, "who": job.caller}
+            details = {**self._describe(canary), "who": job.caller}
             job.version = self._append(self._snapshot(), f"learned {names}", details)
-            self._set_baseline(measured)
+            self._start_drift()
         except SessionCancelledError:
             self._undo_session(job, "cancelled", "nothing changed")
         except DosappError as error:
@@ -566,6 +628,7 @@ class Writer:
         number = self.history.append(state, working, reason, measured)
         self._last_good, self._version, self.last_error = snapshot, number, ""
         self._unchecked_steps, self._unsaved_steps = [], []
+        self.adaptation_off = self._find_uncovered_classes()
         if "canary" in measured:
             self.signals.canary.append((number, measured["canary"]))
         self._publish(Published(number, self.learner.at(state, trainable=False)))
@@ -587,10 +650,9 @@ class Writer:
         self.learner = self.learner.at(state.clone(), working.clone())
         self._unchecked_steps = []
 
-    def _set_baseline(self, measured: Mapping[str, Any]) -> None:
-        """Compare canary and drift with the present from now on."""
+    def _start_drift(self) -> None:
+        """Count drift and refusals from here on."""
         self._baseline_weights = _answering_weights(self.learner)
-        self._baseline_accuracy = measured.get("canary")
         self.signals.drift, self.guard.refusals = 0.0, 0
 
 
@@ -617,3 +679,13 @@ def _answering_weights(learner: Learner) -> dict[str, Tensor]:
     _, expert = learner.answering_expert
     weights, trained = expert.weights() or learner.student.backbone.weights(), learner.student
     return {n: w.detach().clone() for n, w in weights.items() if n in trained.ever_selected}
+
+
+def _after_last_session(learner: Learner, history: History) -> Learner:
+    """The learner as it was before the stream changed it, as far as the history goes back."""
+    number, facts = 0, learner.state().facts
+    for version in reversed(history.versions()):
+        if any(version.facts[name] != facts[name] for name in ("sessions", "classes")):
+            break
+        number = version.number
+    return learner.at(history.at(number), trainable=False) if number else learner

@@ -26,6 +26,7 @@ from dosapp.errors import (
     ReadOnlyError,
     StorageError,
     TooLargeError,
+    UnavailableError,
 )
 from dosapp.service.http.limits import Limits
 from dosapp.service.http.metrics import Metrics
@@ -39,6 +40,7 @@ STATUS_CODES: dict[type[DosappError], int] = {
     InputError: 400,
     TooLargeError: 413,
     BusyError: 429,
+    UnavailableError: 503,
     ReadOnlyError: 409,
     StorageError: 507,
     CorruptRecordError: 500,

@@ -37,6 +37,7 @@ from dosapp.service.http.schemas import (
     RemoveRequest,
     RenameRequest,
     RollbackRequest,
+    RollbackResponse,
     ScoredLabel,
     StatusResponse,
     VersionResponse,
@@ -150,7 +151,12 @@ def to_response(result: PredictResult) -> PredictResponse:
 
 @router.post("/learn", status_code=202, openapi_extra=describe_body(LearnRequest, "archive"))
 async def learn(
-    request: Request, caller: TeachCaller, service: ServiceDep, pools: PoolsDep
+    request: Request,
+    caller: TeachCaller,
+    service: ServiceDep,
+    pools: PoolsDep,
+    lr: Annotated[float | None, Query(gt=0, le=1, description="of this session")] = None,
+    epochs: Annotated[int | None, Query(ge=1, le=1000, description="of this session")] = None,
 ) -> JobResponse:
     """Start a session: a zip of class folders (`archive`), images of one class (`name`, `images`),
     a server-side folder, or only the corrections that wait. Answers with a job."""
@@ -170,7 +176,7 @@ async def learn(
             images = await pools.decode_session(caller, uploads.read_folder, body.folder)
     else:
         raise HTTPException(415, "send multipart/form-data or application/json")
-    job = await pools.decode_session(caller, service.learn, images, caller.name)
+    job = await pools.decode_session(caller, service.learn, images, caller.name, lr, epochs)
     return to_job_response(job)
 
 
@@ -215,7 +221,9 @@ async def correct(
     body = await read_json(request, CorrectRequest)
     uploads = service.uploads
     pixels = await pools.decode_images(caller, uploads, uploads.open_base64, [body.image])
-    waiting = await pools.decode(caller, service.correct, pixels[0], body.label, caller.name)
+    waiting = await pools.decode(
+        caller, service.correct, pixels[0], body.label, caller.name, body.new_class
+    )
     return CorrectResponse(waiting=waiting)
 
 
@@ -291,15 +299,18 @@ def summarize(version: Version) -> dict[str, Any]:
     return {**values, "class_count": len(version.facts["classes"]), "seen": dict(version.seen)}
 
 
-@router.post("/rollback", openapi_extra=describe_body(RollbackRequest))
+@router.post(
+    "/rollback",
+    openapi_extra=describe_body(RollbackRequest),
+    response_model_exclude_defaults=True,
+)
 async def rollback(
     request: Request, caller: TeachCaller, service: ServiceDep, pools: PoolsDep
-) -> ChangeResponse:
+) -> RollbackResponse:
     """Restore a version as a new version: nothing is lost."""
     body = await read_json(request, RollbackRequest)
-    return ChangeResponse(
-        version=await pools.wait(caller, service.rollback, body.version, caller.name)
-    )
+    version, note = await pools.wait(caller, service.rollback, body.version, caller.name)
+    return RollbackResponse(version=version, note=note)
 
 
 # Operation

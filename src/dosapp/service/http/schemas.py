@@ -76,6 +76,7 @@ class CorrectRequest(Schema):
 
     image: str = Field(description="base64, or a data: URL")
     label: str = Field(min_length=1)
+    new_class: bool = Field(False, description="confirms a class that is not known yet")
 
 
 class CorrectResponse(Schema):
@@ -123,6 +124,12 @@ class ChangeResponse(Schema):
     """The version that a change made."""
 
     version: int
+
+
+class RollbackResponse(ChangeResponse):
+    """The version that a rollback made."""
+
+    note: str = Field("", description="what became of the corrections that waited")
 
 
 class VersionSummary(Schema):
@@ -203,6 +210,7 @@ class StatusResponse(Schema):
     seconds: float = Field(description="since the start")
     writes: bool = Field(description="false: a replica")
     adapts: bool = Field(False, description="whether the service learns from its stream")
+    adaptation_off: str = Field("", description="why no guard could notice harm; empty if one can")
     frozen: str = Field("", description="why adaptation is stopped; empty if it is not")
     trouble: str = Field("", description="the last error of the writer; empty if there is none")
     stream: int = Field(0, description="images in the queue of the stream")

@@ -225,8 +225,10 @@ function correctionForm(file) {
   return container;
 
   function open() {
+    let unknownLabel = null;
     const field = element("input", { required: true, maxLength: 200, autocomplete: "off" });
     field.setAttribute("list", "class-names");
+    field.oninput = () => { if (field.value.trim() !== unknownLabel) setText(save, "Save"); };
     const error = element("p", { className: "error", role: "alert" }), save = element("button", {}, "Save");
     const cancel = element("button", { type: "button", className: "link", onclick: () => { container.replaceChildren(start); start.focus(); } }, "Cancel");
     const form = element("form", {}, element("label", {}, element("span", {}, "True class"), field), error, element("p", { className: "row" }, save, cancel));
@@ -234,7 +236,17 @@ function correctionForm(file) {
       event.preventDefault();
       runOnce(save, error, async () => {
         const label = field.value.trim();
-        showCorrections((await post("correct", { image: await readAsDataUrl(file), label })).waiting);
+        const body = { image: await readAsDataUrl(file), label, new_class: label === unknownLabel };
+        try {
+          showCorrections((await post("correct", body)).waiting);
+        } catch (failure) {
+          if (failure.code === 400 && failure.message.includes("new_class")) {
+            unknownLabel = label;  // saving the same name again confirms it
+            setText(save, `Save as the new class “${label}”`);
+            throw new RequestError(failure.message.replace(/(Otherwise )?confirm a new class.*/, "").replace(/; $/, "."), 400);
+          }
+          throw failure;
+        }
         const note = element("p", { tabIndex: -1 }, element("small", {}, `Corrected: ${label}.`));
         container.replaceChildren(note);
         note.focus();
@@ -404,7 +416,7 @@ function showStatus(status) {
   const mode = !status.writes ? "replica" : !status.adapts ? "does not adapt to its stream" : status.frozen ? "frozen" : "adapts to its stream";
   setText($("summary"), `version ${status.version} · ${plural(status.classes, "class", "classes")} · ${mode}`);
   const reason = status.frozen?.replace(/^frozen /, "");
-  setText($("frozen"), reason ? `Frozen: ${reason}. It predicts and learns sessions, but does not adapt to its stream.` : "");
+  setText($("frozen"), reason ? `Frozen: ${reason}. It predicts and learns sessions, but does not adapt to its stream.` : status.adaptation_off ?? "");
   $("freeze").hidden = false;
   setText($("freeze"), status.frozen ? "Unfreeze" : "Freeze");
 
