@@ -86,7 +86,7 @@ def bench(
 @app.command()
 def drill(
     name: Annotated[
-        Literal["guards", "crash", "load", "availability", "bad-input"],
+        Literal["guards", "poison", "crash", "load", "availability", "bad-input"],
         typer.Argument(help="which drill"),
     ],
     folder: Annotated[Path, typer.Option("--out", help="where to write the results")] = Path(
@@ -98,7 +98,7 @@ def drill(
 ) -> None:
     """Stress the service and measure what happens.
 
-    Harmful streams, crashes, load, floods of requests, or bad requests.
+    Harmful streams, poisoning, crashes, load, floods of requests, or bad requests.
     """
     from dosapp.drills import run_drill
     from dosapp.drills.figures import write_figure

@@ -1,4 +1,4 @@
-"""Deliberate stress of the service: harmful streams, crashes, load, floods and bad requests."""
+"""Deliberate stress of the service: poisoning, crashes, load, floods and bad requests."""
 
 import tempfile
 from collections.abc import Callable
@@ -10,20 +10,22 @@ def run_drill(name: str, quick: bool, on_progress: Callable[[str], None]) -> dic
     """Run one drill on a learner of its own in a temporary folder.
 
     Args:
-        name: guards, crash, load, availability or bad-input.
+        name: guards, poison, crash, load, availability or bad-input.
         quick: Fewer repetitions, a few minutes at most.
         on_progress: Called with a message before each part.
 
     Returns:
         The content of the drill's JSON file.
     """
-    from dosapp.drills import availability, bad_input, crash, guards, load
+    from dosapp.drills import availability, bad_input, crash, guards, load, poison
 
     if name == "guards":
         outcomes = guards.drill([0] if quick else [0, 1, 2], 1 if quick else 2, None, on_progress)
         return {"outcomes": guards.to_json(outcomes), "gain_kept": guards.gain_kept(outcomes)}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "learner"
+        if name == "poison":
+            return poison.to_json(poison.drill(folder, 0, quick, on_progress))
         if name == "crash":
             return crash.drill(folder, 5 if quick else 50, on_progress)
         if name == "availability":

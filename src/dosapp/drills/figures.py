@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 
 from dosapp.report.figures import BOUND, OURS, STYLE, TUNED, save_figure
 
+POISON_COLUMNS = 4
+
 
 def write_figure(name: str, result: Mapping[str, Any], folder: Path) -> None:
     """Write the figure of a drill as PNG and SVG, if it has one.
@@ -20,6 +22,7 @@ def write_figure(name: str, result: Mapping[str, Any], folder: Path) -> None:
         folder: Where the files go.
     """
     plots = {"guards": lambda: plot_guards(result["outcomes"]),
+             "poison": lambda: plot_poison(result["outcomes"]),
              "load": lambda: plot_load(result["curve"]),
              "availability": lambda: plot_availability(result["floods"])}  # fmt: skip
     if name in plots:
@@ -47,6 +50,31 @@ def plot_guards(outcomes: Sequence[Mapping[str, Any]]) -> Figure:
         axes.set(ylabel="points against the frozen learner")
         axes.grid(visible=False, axis="x")
         axes.legend(frameon=False)
+    return figure
+
+
+def plot_poison(outcomes: Sequence[Mapping[str, Any]]) -> Figure:
+    """Plot the change of accuracy over intervals, one panel per attack."""
+    attacks = list(dict.fromkeys(o["attack"] for o in outcomes))
+    rows = -(-len(attacks) // POISON_COLUMNS)
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            rows, POISON_COLUMNS, figsize=(9.2, 1.9 * rows), sharex=True, sharey=True,
+            layout="constrained", squeeze=False,
+        )  # fmt: skip
+        for attack, panel in zip(attacks, axes.flat, strict=False):
+            for on, colour in ((False, TUNED), (True, OURS)):
+                for o in (o for o in outcomes if o["attack"] == attack and o["guards"] is on):
+                    changes = np.array(o["accuracies"]) - o["accuracies"][0]
+                    label = f"guards {'on' if on else 'off'}"
+                    panel.plot(changes, "o-", ms=3, color=colour, label=label)
+            panel.axhline(-2, color=BOUND, lw=1, ls=":")
+            panel.set_title(attack, fontsize=9)
+        for panel in axes.flat[len(attacks) :]:
+            panel.set_axis_off()
+        axes[0, 0].legend(frameon=False, fontsize=8)
+        figure.supxlabel("intervals of 20 steps", fontsize=9)
+        figure.supylabel("accuracy on held-out images, points", fontsize=9)
     return figure
 
 

@@ -1,0 +1,328 @@
+"""Poisoning of the stream by a caller that may only predict, with and without guards.
+
+A learner is trained through a service with default settings, in two sessions of ten shapes; its
+canary comes from these sessions. Then an attacker sends 90 % of the traffic, the rest is honest.
+Accuracy is measured on held-out images after every interval. Attacker, honest callers and
+measurement have different images. Each attack runs on a copy of the learner's folder, on a service
+with the defaults and on one without guards. Its threads are not started: everything runs in turn,
+so that a run can be repeated exactly.
+"""
+
+import multiprocessing
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dosapp.data.preprocess import to_bytes
+from dosapp.drills.attacks import Attacker
+from dosapp.drills.guards import GUARDS_OFF
+from dosapp.errors import DosappError
+from dosapp.experiments.plan import build_scenario
+from dosapp.learner.learner import Learner, Prediction
+from dosapp.runtime.rng import numpy_rng
+from dosapp.service.service import LearningService
+from dosapp.service.settings import ServiceSettings
+from dosapp.settings import RunSettings
+
+SCENARIO = {
+    "data": "shapes", "classes": 20, "tasks": 2, "train_images": 12, "test_images": 120,
+    "all_class_negatives": True,
+}  # fmt: skip
+SHARE = 0.9  # of the traffic is the attacker's
+INTERVALS = 3
+BATCH = 256  # images per prediction
+
+
+@dataclass
+class Turn:
+    """What an attacker sees before a batch."""
+
+    step: int  # from 0
+    interval: int  # from 0
+    version: int  # that answers
+
+
+Make = Callable[[Attacker, int, Turn], Tensor]  # attacker, number of images, turn → images
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A way to fill the stream."""
+
+    name: str
+    make: Make
+    share: float = SHARE
+    intervals: int = INTERVALS
+
+
+@dataclass
+class Adaptive:
+    """Knows the guards: sends as many blends as were published so far, and freezes nothing.
+
+    After an interval that was published it sends a larger share of blends, after a refused one half
+    as many, and after two in a row honest images only. The rest are honest images, which raise the
+    margins of all other classes.
+    """
+
+    sources: Callable[[Attacker], Sequence[str] | None]
+    share: float = 0.5
+    last_version: int = 0
+    last_interval: int = -1
+    refused: int = 0  # intervals in a row
+
+    def __call__(self, attacker: Attacker, count: int, turn: Turn) -> Tensor:
+        if turn.interval != self.last_interval:
+            if turn.interval:
+                is_published = turn.version > self.last_version
+                self.refused = 0 if is_published else self.refused + 1
+                self.share = min(1.0, 1.5 * self.share) if is_published else self.share / 2
+            self.last_interval, self.last_version = turn.interval, turn.version
+        blends = 0 if self.refused == 2 else round(self.share * count)
+        target, sources = attacker.classes()[0], self.sources(attacker)
+        parts = [attacker.blends(blends, target, sources)] if blends else []
+        return torch.cat([*parts, attacker.honest(count - blends)])
+
+
+def list_attacks(other_domain: Tensor) -> list[Attack]:
+    """All attacks; the first is no attack.
+
+    Args:
+        other_domain: Images of another domain, `uint8 [n, 3, H, W]`.
+    """
+
+    def perturb(eps: float) -> Make:
+        return lambda a, n, turn: a.perturbed(n, a.classes()[0], eps)
+
+    def choose(attacker: Attacker, turn: Turn, of: int) -> str:
+        names = attacker.classes()
+        return names[(turn.step % of) * len(names) // of]
+
+    def send_other_domain(attacker: Attacker, count: int, turn: Turn) -> Tensor:
+        return other_domain[torch.from_numpy(attacker.rng.integers(0, len(other_domain), count))]
+
+    def blend_one(attacker: Attacker, count: int, turn: Turn) -> Tensor:
+        return attacker.blends(count, attacker.classes()[0])
+
+    def blend_pair(attacker: Attacker, count: int, turn: Turn) -> Tensor:
+        return attacker.blends(count, attacker.classes()[0], attacker.classes()[1:2])
+
+    return [
+        Attack("honest", lambda a, n, turn: a.honest(n), share=0.0),
+        Attack("blends, one class", blend_one),
+        Attack("blends, four classes", lambda a, n, turn: a.blends(n, choose(a, turn, 4))),
+        Attack("blends, one pair", blend_pair),
+        Attack("slow drift", blend_one, share=0.3, intervals=2 * INTERVALS),
+        *(Attack(f"PGD, {eps}/255", perturb(eps)) for eps in (2, 4, 8, 16)),
+        Attack("near the boundary", lambda a, n, turn: a.near_boundary(n, choose(a, turn, 4))),
+        Attack("one class", lambda a, n, turn: a.one_class(n)),
+        Attack("one image", lambda a, n, turn: a.repeats(n)),
+        Attack("noise", lambda a, n, turn: a.noise(n)),
+        Attack("other domain", send_other_domain),
+        Attack("adaptive, all classes", Adaptive(lambda a: None), intervals=2 * INTERVALS),
+        Attack("adaptive, one pair", Adaptive(lambda a: a.classes()[1:2]), intervals=2 * INTERVALS),
+    ]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one attack did to one service."""
+
+    attack: str
+    guards: bool
+    seed: int
+    accuracies: list[float]  # before, and after every interval
+    pulls: list[float]  # largest pull on the canary, of the published version
+    refused: int  # intervals
+    held: int  # images
+    adapted: int
+    frozen: str  # why adaptation stopped, "" if it did not
+
+    @property
+    def worst(self) -> float:
+        """The largest loss of accuracy after any interval, in points; negative is a loss."""
+        return min(self.accuracies) - self.accuracies[0]
+
+    @property
+    def change(self) -> float:
+        """Accuracy gained at the end, in points."""
+        return self.accuracies[-1] - self.accuracies[0]
+
+
+@dataclass
+class PoisonDrill:
+    """A learner that was trained through a service, and images for everyone."""
+
+    folder: Path  # of the learner
+    seed: int
+    held_out: Tensor  # uint8 [n, 3, H, W]
+    labels: list[str]  # [n], class names
+    honest_images: Tensor
+    attacker_images: Tensor
+    other_domain: Tensor
+
+    @classmethod
+    def train(
+        cls, folder: Path, seed: int = 0, changes: Mapping[str, Any] | None = None
+    ) -> "PoisonDrill":
+        """Draw the images, and train a learner in sessions of a service with default settings.
+
+        Args:
+            folder: Where the learner goes.
+            seed: Of the learner, and of all choices.
+            changes: Settings of the scenario that differ from `SCENARIO`.
+        """
+        settings: RunSettings = RunSettings.parse({**SCENARIO, **(changes or {}), "seed": seed})
+        learner = Learner(settings.learner())
+        signs = settings.model_copy(update={"data": "signs"})
+        other = build_scenario(signs, learner.preprocess).tasks[0].unlabelled
+        other_domain = to_bytes(other.read(range(len(other))))
+        scenario = build_scenario(settings, learner.preprocess)
+        learner.save(folder, "new")
+        service = LearningService(folder)
+        held_out, stream = [], []
+        labels: list[str] = []
+        for task in scenario.tasks:
+            images = to_bytes(task.train.read(range(len(task.train))))
+            by_class = {
+                name: images[np.flatnonzero(task.train.labels == n)]
+                for n, name in enumerate(task.classes)
+            }
+            job = service.learn(by_class, "teacher")
+            service.writer.run_waiting()
+            if job.state != "done":
+                raise DosappError(f"the session of the drill is {job.state}: {job.message}")
+            held_out.append(to_bytes(task.test.read(range(0, len(task.test), 2))))
+            labels += [task.classes[n] for n in task.test.labels[::2]]
+            stream.append(to_bytes(task.unlabelled.read(range(len(task.unlabelled)))))
+        images = torch.cat(stream)
+        honest = torch.arange(len(images)) % 4 > 0
+        return cls(
+            folder, seed, torch.cat(held_out), labels, images[honest], images[~honest],
+            other_domain,
+        )  # fmt: skip
+
+    def accuracy(self, service: LearningService) -> float:
+        """Accuracy of the version that answers, on held-out images, in per cent."""
+        predictions = _predict(service, self.held_out)
+        return 100 * float(
+            np.mean([p.label == name for p, name in zip(predictions, self.labels, strict=True)])
+        )
+
+    def run(self, attack: Attack, guards: bool, steps: int | None = None) -> Outcome:
+        """Attack a copy of the learner.
+
+        Args:
+            attack: What is sent.
+            guards: Whether the service has its defaults; otherwise all guards are off.
+            steps: At most so many batches are sent.
+        """
+        settings: ServiceSettings = ServiceSettings.parse({} if guards else GUARDS_OFF)
+        rng = numpy_rng("poison", self.seed, attack.name)
+        size, sent = settings.adapt_batch_size, 0
+        count = round(attack.share * size)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "learner"
+            shutil.copytree(self.folder, folder)
+            service = LearningService(folder, settings)
+            attacker = Attacker(
+                self.attacker_images,
+                lambda images: [p.label for p in _predict(service, images)],
+                lambda: service.reader.published.learner,
+                rng,
+            )
+            accuracies, pulls = [self.accuracy(service)], [0.0]
+            order = torch.from_numpy(rng.permutation(len(self.honest_images)))
+            for step in range(min(steps or 10**6, attack.intervals * settings.interval)):
+                if service.writer.frozen:
+                    break
+                interval, number = divmod(step, settings.interval)
+                if number == 0:
+                    attacker.observe()
+                turn = Turn(step, interval, service.version)
+                rows = torch.arange(sent, sent + size - count) % len(order)
+                sent += size - count
+                honest = self.honest_images[order[rows]]
+                made = attack.make(attacker, count, turn) if count else honest[:0]
+                batch = torch.cat([made, honest])
+                service.offer(batch, _predict(service, batch))
+                service.writer.run_waiting()
+                if number == settings.interval - 1:
+                    learner = service.writer.learner
+                    accuracies.append(self.accuracy(service))
+                    pulls.append(learner.canary.measure(learner).pull.max().item())
+            signals, frozen = service.writer.signals, service.writer.frozen
+        return Outcome(attack.name, guards, self.seed, accuracies, pulls, signals.refused,
+                       signals.held, signals.adapted, frozen)  # fmt: skip
+
+
+def _predict(service: LearningService, images: Tensor) -> list[Prediction]:
+    """The answers of the published version."""
+    learner = service.reader.published.learner
+    return [p for part in images.split(BATCH) for p in learner.predict(part, 1)]
+
+
+def drill(
+    folder: Path,
+    seed: int = 0,
+    quick: bool = False,
+    on_progress: Callable[[str], None] = lambda message: None,
+) -> list[Outcome]:
+    """Run every attack with and without guards, in two processes.
+
+    Args:
+        folder: For the learner, which must not exist yet.
+        seed: Of the learner, and of all choices.
+        quick: Two intervals at most.
+        on_progress: Called with a message before each part.
+    """
+    on_progress("training two sessions through the service")
+    poison_drill = PoisonDrill.train(folder, seed)
+    names = [attack.name for attack in list_attacks(poison_drill.other_domain)]
+    # Without guards an adaptive attacker has nothing to adapt to.
+    runs = [(name, True) for name in names]
+    runs += [(name, False) for name in names if not name.startswith("adaptive")]
+    steps = 2 * ServiceSettings().interval if quick else None
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, context, _set_drill, (poison_drill,)) as pool:
+        futures = [pool.submit(_run, name, guards, steps) for name, guards in runs]
+        outcomes = []
+        for (name, guards), future in zip(runs, futures, strict=True):
+            on_progress(f"{name}, guards {'on' if guards else 'off'}")
+            outcomes.append(future.result())
+    return outcomes
+
+
+_drills: list[PoisonDrill] = []  # of a process of the pool
+
+
+def _set_drill(poison_drill: PoisonDrill) -> None:
+    torch.set_num_threads(1)
+    _drills.append(poison_drill)
+
+
+def _run(name: str, guards: bool, steps: int | None) -> Outcome:
+    attacks = list_attacks(_drills[0].other_domain)
+    attack = next(attack for attack in attacks if attack.name == name)
+    return _drills[0].run(attack, guards, steps)
+
+
+def to_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The content of `poison.json`."""
+    guarded = [o for o in outcomes if o.guards]
+    off, on = (
+        float(np.mean([o.change for o in outcomes if o.attack == "honest" and o.guards is guards]))
+        for guards in (False, True)
+    )
+    return {
+        "outcomes": [asdict(o) for o in outcomes],
+        "worst_loss": min(o.worst for o in guarded),
+        "honest_gain": {"without_guards": off, "with_guards": on},
+    }
