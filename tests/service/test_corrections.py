@@ -95,7 +95,7 @@ class TestOptions:
     def test_epochs_of_one_session(self, tmp_path, scenario) -> None:
         archive = zip_session(scenario, 1, [0, 1], 8)
         with run(tmp_path) as service, connect(service) as client:
-            usual = learn(client, service, "", archive)["of"]
+            usual = learn(client, service, "?epochs=1", archive)["of"]
             assert learn(client, service, "?epochs=3&lr=1e-5", archive)["of"] == 3 * usual
             wrong = client.post("/learn?epochs=0", files={"archive": archive})
         assert wrong.status_code == 422
