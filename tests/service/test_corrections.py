@@ -121,7 +121,7 @@ class TestCanary:
             assert not status["adapts"]
             assert f"the canary has no image of '{names[0]}' and 2 more" in status["adaptation_off"]
             job = learn(client, service, "", zip_session(scenario, 0, range(3), 8))
-            assert job["said"].startswith("3 class(es), 24 image(s); 6 kept for the canary")
+            assert job["said"].startswith("3 classes, 24 images; 6 kept for the canary")
             status = client.get("/status").json()
             assert (status["adapts"], status["adaptation_off"]) == (True, "")
         description = json.loads((tmp_path / "learner" / "learner.json").read_text())
