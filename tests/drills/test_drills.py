@@ -2,7 +2,7 @@
 
 import pytest
 
-from dosapp.drills import bad_input, crash, guards
+from dosapp.drills import availability, bad_input, crash, guards
 from dosapp.history.version import Version
 
 pytest.importorskip("fastapi")
@@ -77,6 +77,19 @@ def test_a_mixture_of_versions_is_found(tmp_path) -> None:
     seen = crash.Observations({(1, 0): {("wrong", 0.123)}}, {1})
     mixed = crash.find_mixed(tmp_path / "learner", images, seen, lambda message: None)
     assert mixed == ["version 1, image 0: wrong 0.1230"]
+
+
+@pytest.mark.slow
+def test_a_flood_ends_and_honest_callers_are_answered(tmp_path) -> None:
+    """The ratios are not asserted: they need a quiet machine."""
+    names = ("silent bodies", "many images")
+    result = availability.drill(tmp_path / "learner", 2.0, 1, floods=names)
+    assert [row["flood"] for row in result["floods"]] == list(names)
+    for row in result["floods"]:
+        assert row["flooded"]["answers"] > 0
+        assert row["flooded"]["error_count"] == 0, row["flooded"]["errors"]
+    assert result["ended_with"] == 0
+    assert availability.format_table(result).count("\n") == 4
 
 
 @pytest.mark.slow
