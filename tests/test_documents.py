@@ -102,6 +102,16 @@ def test_the_examples_of_your_own_run(trained, tmp_path, monkeypatch, capsys) ->
     assert space["names"] == [prediction.label for prediction in learner.predict(pixels)]
 
 
+def test_the_examples_for_scikit_learn_and_river_run(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    for code in blocks((ROOT / "docs" / "habits.md").read_text(), "python"):
+        exec(code, {})
+    printed = capsys.readouterr().out
+    assert "(16, 4) " in printed
+    assert "[16] Accuracy: " in printed
+    assert len(Learner.load("colours").classes) == 4
+
+
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
 def test_lines_are_short(name) -> None:
     lines = (ROOT / name).read_text().splitlines()
