@@ -41,11 +41,13 @@ def test_your_own_photos(tmp_path, monkeypatch, capsys) -> None:
                 if words[0] == "token":
                     monkeypatch.setenv("DOSAPP_TOKEN", output.strip())
     learned, prediction = capsys.readouterr().out.splitlines()
-    assert learned.startswith("8 classes, 96 images, 360 steps (learning rate 0.0003, 30 epochs")
+    assert learned.startswith("8 classes, 96 images, 180 steps (learning rate 0.0003, 30 epochs")
     assert prediction.startswith("wug ")
     assert Path("sheet.png").exists()
     assert "zero-shot" in printed["run --data"]
     assert "new-images/1.jpg: wug" in printed["client predict"]
     assert "learned" in printed["client versions"]
     assert "is a copy of version 1" in printed["client rollback"]
-    assert "zorp" in Learner.open_history("my-learner").versions()[-2].facts["classes"]
+    versions = Learner.open_history("my-learner").versions()
+    assert any("zorp" in version.facts["classes"] for version in versions)
+    assert "zorp" not in versions[-1].facts["classes"]
