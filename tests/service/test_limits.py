@@ -260,6 +260,13 @@ class TestImages:
                      for count in (1, 4, 5)]  # fmt: skip
             assert codes == [200, 200, 413]
 
+    def test_a_decoded_image_leaves_no_pixels_behind(self, folder) -> None:
+        with served(folder) as service:
+            ((name, image),) = service.uploads.open_images([("x.png", self.png(100))])
+            service.uploads.decode_part([(name, image)])
+            with pytest.raises(ValueError, match="closed image"):
+                image.getpixel((0, 0))
+
     def test_large_images_are_decoded_one_at_a_time(self) -> None:
         room, most, now, lock = PixelRoom(100), [], [0], threading.Lock()
 

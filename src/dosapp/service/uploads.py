@@ -93,7 +93,10 @@ class UploadDecoder:
         """
         pixels = count_pixels(image)
         with _reading(name), self._room.hold(pixels) if pixels > LARGE else nullcontext():
-            return self.preprocess(image)
+            try:
+                return self.preprocess(image)
+            finally:
+                image.close()  # others of the request still wait, and keep their list of images
 
     def decode_image(self, data: bytes, name: str = "the image") -> Tensor:
         """Decode one image file to `uint8 [3, H, W]`."""

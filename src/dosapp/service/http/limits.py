@@ -70,7 +70,7 @@ class Limits:
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
         self.reads = Pacer(rate=50, burst=100)  # GET requests of a caller
-        self.refusals = Pacer(rate=20, burst=40)  # answers 401 and 429 to an address
+        self.refusals = Pacer(rate=20, burst=40)  # answers 401, 413 and 429 to an address
         self._active: Counter[str] = Counter()  # requests of each caller
         self._sizes: Counter[str] = Counter()  # bytes of bodies in memory, of each caller
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
