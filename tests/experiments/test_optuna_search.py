@@ -9,7 +9,7 @@ import yaml
 from dosapp.experiments.optuna_search import propose_rates
 from support.cli import dosapp
 
-FLAGS = ["--classes", 4, "--tasks", 2, "--train-images", 5, "--test-images", 4, "--epochs", 1]
+FLAGS = ["--classes", 8, "--tasks", 2, "--train-images", 5, "--test-images", 4, "--epochs", 1]
 FLAGS += ["--batch-size", 4, "--methods", "flyp"]
 
 
@@ -26,9 +26,10 @@ def test_proposals_move_to_the_best_rates_and_can_be_repeated() -> None:
 
 
 def test_the_command_writes_the_rates(tmp_path) -> None:
-    dosapp("tune", *FLAGS, "--tries", 1, "--search", "optuna", "--trials", 2, cwd=tmp_path)
+    search = ["--search", "optuna", "--trials", 4, "--rates", "1e-9,10"]  # the largest fail
+    dosapp("tune", *FLAGS, "--tries", 1, *search, cwd=tmp_path)
     values = yaml.safe_load((tmp_path / "rates.yaml").read_text())
-    assert len(values["seen"]["flyp"]["accuracy"]) == 2
+    assert len(values["seen"]["flyp"]["accuracy"]) == 4
     assert values["rates"]["flyp"] > 0
 
 
