@@ -24,7 +24,14 @@ from dosapp.experiments import grid
 from dosapp.experiments.grid import Outcome, parse_seeds, read_grid, run_grid, select_results
 from dosapp.experiments.plan import load_settings, plan, resolve_training
 from dosapp.experiments.store import read_results
-from dosapp.experiments.tune import Trial, TunedRates, choose_rate, split_first_session, tune
+from dosapp.experiments.tune import (
+    Trial,
+    TunedRates,
+    TuningResult,
+    choose_rate,
+    split_first_session,
+    tune,
+)
 from dosapp.settings import RunSettings
 from support.results import make_result
 from support.settings import SMALL
@@ -272,6 +279,24 @@ class TestTuning:
         assert 1e-4 <= tuned.lr <= 1e-3
         assert len(tuned.trials) == 2
         assert tuned.images == {"teach": 24, "score": 6}
+
+    def test_what_cannot_be_tuned_is_refused(self, small) -> None:
+        with pytest.raises(InputError, match="the first task has one class"):
+            tune(small(tasks=6))
+        with pytest.raises(InputError, match="'zero-shot' never trains"):
+            tune(small(method="zero-shot"))
+        equal = [Trial(1e-4, 100.0, 5.1), Trial(1e-3, 100.0, 5.1)]
+        with pytest.raises(InputError, match=r"every rate has 100.0 % on 6 held-out images"):
+            TuningResult("spu", 1e-4, equal, {"score": 6}).check()
+
+    def test_rates_of_another_backbone_are_kept_apart(self, tmp_path) -> None:
+        tuned = TuningResult("spu", 1e-4, [Trial(1e-4, 90.0, 1.0)], {"score": 6})
+        rates = TunedRates({"spu": 0.1}, {"spu": {}})
+        rates.add(tuned, "lit-s14")
+        rates.write(tmp_path / "rates.yaml", "dosapp tune")
+        again = TunedRates.read(tmp_path / "rates.yaml")
+        assert again.rates == {"spu": 0.1}
+        assert again.backbones["lit-s14"]["rates"] == {"spu": 1e-4}
 
     def test_shipped_rates_are_used_for_the_tiny_backbone_only(self) -> None:
         assert resolve_training(RunSettings(method="spu")).lr > 1e-5

@@ -375,6 +375,7 @@ def tune(
             tuned = choose(
                 settings, rates=candidates, seeds=tries, trials=trials, on_trial=show_trial
             )
+        tuned.check()
         tuned_rates.add(tuned, settings.backbone)
         if not as_json:
             out.print(tuned.explain())

@@ -54,6 +54,15 @@ class TuningResult:
     trials: list[Trial]
     images: dict[str, int]  # by use: teach (training) and score (validation)
 
+    def check(self) -> None:
+        """Raise an `InputError` if all rates are equally good, so that none was chosen."""
+        if len(self.trials) > 1 and len({trial.accuracy for trial in self.trials}) == 1:
+            raise InputError(
+                f"every rate has {self.trials[0].accuracy:.1f} % on {self.images['score']} "
+                "held-out images, so there is nothing to choose; give a first task with more "
+                "classes or more images, more epochs, or other --rates"
+            )
+
     def explain(self) -> str:
         """Why this rate was chosen, in words, and how to use it.
 
@@ -169,12 +178,6 @@ def tune(
             correct += [a == b for a, b in zip(predicted, labels, strict=True)]
         tried[lr] = Trial.from_counts(lr, sum(correct), len(correct))
     found = list(tried.values())
-    if len(found) > 1 and len({trial.accuracy for trial in found}) == 1:
-        raise InputError(
-            f"every rate has {found[0].accuracy:.1f} % on {images['score']} held-out images, so "
-            "there is nothing to choose; use a first task with more classes or more images, more "
-            "epochs, or other --rates"
-        )
     return TuningResult(settings.method, choose_rate(found), found, images)
 
 
