@@ -12,9 +12,7 @@ from dosapp.service.service import LearningService, open_service
 from dosapp.service.settings import ServiceSettings
 from support.faults import failing_call
 
-SETTINGS: ServiceSettings = ServiceSettings.parse(
-    {"threads": 1, "adapt": False, "session_drop": 100}
-)
+SETTINGS: ServiceSettings = ServiceSettings.parse({"threads": 1, "adapt": False, "canary_share": 0})
 
 
 def learn(service: LearningService, *names: str) -> tuple[str, str]:
