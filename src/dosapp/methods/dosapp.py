@@ -47,6 +47,8 @@ from dosapp.scenario import Session
 from dosapp.student.selection import Selection
 from dosapp.student.student import Student
 
+MANY_CLASSES = 256  # from which on captions without a pseudo-label get no gradient
+
 
 @method_dataclass
 class TeacherEMA:
@@ -137,7 +139,9 @@ class DoSAPP(Method):
     def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:  # lines 11 to 18
         images, captions = student.encode_shared_trunk(pixels, self.teacher)
         image_features = student.backbone.encode_image(images)  # [B, D]
-        text_features = student.backbone.encode_text(captions)  # [C, D], one per class
+        is_large = len(student.classes) > MANY_CLASSES
+        with torch.set_grad_enabled(not is_large):
+            text_features = student.backbone.encode_text(captions)  # [C, D], one per class
         with torch.inference_mode():  # logits are cosines [B, C]
             teacher_logits = (
                 self.teacher.encode_image(images) @ self.teacher.encode_text(captions).T
@@ -147,10 +151,14 @@ class DoSAPP(Method):
             differ = teacher_logits.argmax(dim=1) != student_logits.argmax(dim=1)
             disagreement = differ.float().mean().item()
         labels = labels.clone()  # a normal tensor again
+        if is_large:  # a gradient is needed for the captions of the pseudo-labels only
+            present, index = labels.unique(return_inverse=True)
+            captions = student.text_head.captions(present.tolist())
+            pair_features = student.backbone.encode_text(captions)[index]
+        else:
+            pair_features = text_features[labels]
         scale = student.backbone.logit_scale
-        return AdaptResult(
-            labels, clip_loss(image_features, text_features[labels], scale), disagreement
-        )
+        return AdaptResult(labels, clip_loss(image_features, pair_features, scale), disagreement)
 
     def after_stream_step(self, student: Student) -> None:  # line 19
         self._update_teacher(student, self.ema.lam)
