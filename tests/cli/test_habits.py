@@ -124,7 +124,7 @@ def test_the_shell_completes_commands_flags_and_names() -> None:
     assert complete("run", "--stream-d") == ["--stream-dirichlet"]
     assert complete("run", "--method", "dos") == ["dosapp"]
     assert "shapes" in complete("run", "--data", "sha")
-    assert complete("new", "--backbone", "ViT-L") == ["ViT-L-14"]
+    assert complete("new", "--backbone", "ViT-L")[0] == "ViT-L-14"
     assert complete("run", "--head", "gda-") == ["gda-moved"]
 
 

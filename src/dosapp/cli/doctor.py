@@ -18,7 +18,7 @@ def doctor(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check torch, disk, cache, a backbone and the class names of a dataset.
+    """Check torch, disk, cache, a backbone and class names.
 
     The exit code is 1 if a problem was found.
     """

@@ -40,7 +40,10 @@ def configure(
     epochs: Annotated[int | None, typer.Option(help="passes over the images of a session")] = None,
     batch_size: Annotated[int | None, typer.Option(help="labelled images per step")] = None,
 ) -> None:
-    """Change how a saved learner trains its next sessions; stop its service first."""
+    """Change how a saved learner trains its next sessions.
+
+    Stop its service first.
+    """
     from dosapp.learner.learner import Learner
 
     values = {"lr": lr, "epochs": epochs, "batch_size": batch_size}
