@@ -164,11 +164,12 @@ def test_every_client_command(folder, saved, tmp_path, monkeypatch) -> None:
         assert client("learn", session).startswith("version 3: 2 classes, 16 images")
         assert status()["classes"] == 5
 
-        assert client("correct", image, ODD) == "1 correction pending\n"
-        assert client("correct", image, ODD) == "2 corrections pending\n"
-        assert client("forget") == "2 corrections discarded\n"
+        assert "confirm a new class" in client("correct", image, ODD, code=2).replace("\n", " ")
+        assert client("correct", image, ODD, "--new-class") == "1 correction pending\n"
+        assert client("correct", image, ODD) == "1 correction pending\n"  # the same image
+        assert client("forget") == "1 correction discarded\n"
         assert "there is nothing to learn" in client("learn", code=2)
-        client("correct", image, ODD)
+        client("correct", image, ODD, "--new-class")
         printed = client("learn").replace("\n", " ")
         assert printed.startswith("version 4: 1 class, 1 image")
         assert f"a session of '{ODD}' alone" in printed

@@ -264,6 +264,7 @@ class TestPredict:
         page.get_by_role("button", name="Correct").click()
         page.get_by_label("True class").fill("a slip")
         page.keyboard.press("Enter")
+        page.get_by_role("button", name="Save as the new class “a slip”").click()
         page.get_by_role("button", name="Discard them").click()
         expect(page.locator("#corrections")).to_be_hidden()
         assert service.status()["corrections"] == 0
