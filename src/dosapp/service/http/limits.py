@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import threading
 import time
@@ -44,7 +45,7 @@ class Pacer:
     def delay(self, key: str, now: float | None = None) -> float:
         """Return the seconds that the next event of a key must wait."""
         now = time.monotonic() if now is None else now
-        due = max(self._due.pop(key, 0.0), now - (self.burst - 1) / self.rate)
+        due = max(self._due.pop(key, -math.inf), now - (self.burst - 1) / self.rate)
         wait = min(MAX_DELAY, max(0.0, due - now))
         self._due[key] = min(due, now + MAX_DELAY) + 1 / self.rate
         while len(self._due) > MAX_CLIENTS:
