@@ -164,7 +164,6 @@ def test_every_client_command(folder, saved, tmp_path, monkeypatch) -> None:
         assert client("learn", session).startswith("version 3: 2 classes, 16 images")
         assert status()["classes"] == 5
 
-        assert "confirm a new class" in client("correct", image, ODD, code=2).replace("\n", " ")
         assert client("correct", image, ODD, "--new-class") == "1 correction pending\n"
         assert client("correct", image, ODD) == "1 correction pending\n"  # the same image
         assert client("forget") == "1 correction discarded\n"
