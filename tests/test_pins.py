@@ -81,7 +81,7 @@ def test_a_dry_run_finds_every_run_of_the_papers_tables() -> None:
     lines = printed.stdout.splitlines()
     assert len(lines) == 147 + 3  # docs/reproduction.md: 147 runs and the three timed ones
     assert [line for line in lines if not line.endswith("  # done")] == []
-    assert "150 run(s), 150 done" in printed.stderr
+    assert "150 runs, 150 done" in printed.stderr
 
 
 def test_the_learner_of_version_0_1_is_read_back(tiny) -> None:

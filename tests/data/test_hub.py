@@ -119,7 +119,7 @@ class TestAnyTable:
         data = load_dataset(str(tmp_path / "broken"), PREPROCESS)
         with pytest.raises(InputError, match=r"row 1 of train' cannot be read"):
             data.train.images.check()
-        with pytest.warns(UserWarning, match=r"2 image\(s\) are skipped"):
+        with pytest.warns(UserWarning, match=r"2 images skipped"):
             data = load_dataset(str(tmp_path / "broken"), PREPROCESS, skip_bad=True)
         assert data.train.labels.tolist() == [0, 1]
 

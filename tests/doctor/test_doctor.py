@@ -124,5 +124,5 @@ def test_the_cache_is_listed_and_cleared(shapes, loaded_tiny, tmp_path, monkeypa
     [entry] = list_cache()
     assert entry.images == 8  # two thirds of two classes of six
     assert entry.name in dosapp("cache", "list", cwd=tmp_path).stdout
-    assert "1 file(s) deleted" in dosapp("cache", "clear", cwd=tmp_path).stdout
+    assert "1 file deleted" in dosapp("cache", "clear", cwd=tmp_path).stdout
     assert list_cache() == []

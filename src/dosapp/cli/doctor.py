@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from dosapp.cli.console import Json, app, err, out
+from dosapp.runtime.plural import plural
 
 
 @app.command()
@@ -67,4 +68,4 @@ def cache(
                 f"{entry.bytes / 1e6:10.1f} MB  {entry.images:7} images  {used}  {entry.name}"
             )
     verb = "deleted" if action == "clear" else "in all"
-    out.print(f"{total / 1e6:.1f} MB in {len(entries)} file(s) {verb}, {cache_folder()}")
+    out.print(f"{total / 1e6:.1f} MB in {plural(len(entries), 'file')} {verb}, {cache_folder()}")

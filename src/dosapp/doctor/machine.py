@@ -13,6 +13,7 @@ import torch
 from dosapp.data.cache import cache_folder, list_cache, size_limit
 from dosapp.doctor import Finding
 from dosapp.runtime.devices import available_devices
+from dosapp.runtime.plural import plural
 
 MIN_FREE_GB = 1.0
 IMPORT_SECONDS = 120  # a cold import on a slow disk
@@ -94,7 +95,7 @@ def check_cache() -> Finding:
     """Size of the cache of decoded images, and its limit."""
     entries = list_cache()
     used, limit = sum(entry.bytes for entry in entries) / 1e9, size_limit() / 1e9
-    text = f"{used:.2f} of {limit:g} GB in {len(entries)} file(s), {cache_folder()}"
+    text = f"{used:.2f} of {limit:g} GB in {plural(len(entries), 'file')}, {cache_folder()}"
     facts = {"gigabytes": used, "limit": limit, "files": len(entries)}
     return Finding("cache", "ok", text, facts)
 
