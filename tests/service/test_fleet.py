@@ -67,8 +67,8 @@ def test_a_fleet_learns_adapts_and_survives_the_end_of_a_reader_and_of_the_write
         wait_until(
             lambda: client.predict(images[:8]) and client.status()["signals"]["adapted"] >= 16
         )
-        client.freeze()
-        newest = client.status()["version"]
+        client.freeze()  # at once; steps that were taken may still become a version before this one
+        newest = client.rollback(client.status()["version"])
         wait_until(lambda: _all_answer_from(newest, client, images[:1]))
         expected = client.predict(images[:4])
 

@@ -134,7 +134,7 @@ class TestRequestIds:
 class TestWriter:
     def test_versions_and_refused_intervals(self, folder, images, log) -> None:
         with run(folder, max_disagreement=1e-9, max_refusals=1, max_skew=1.0) as service:
-            assert service.rollback(1, "alice") == 2
+            assert service.rollback(1, "alice")[0] == 2
             adapt = Learner.adapt
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(
@@ -174,7 +174,7 @@ class TestWriter:
             client.post("/rollback", json={"version": 1})
             monkeypatch.undo()
         starts = {line.partition(" the disk of ")[0] for line in log("writer", "WARNING")}
-        assert starts == {"1 steps on the stream are not saved:",
+        assert starts == {"not saved: 1 step on the stream:",
                           "it is frozen, but a restart would not know that:"}  # fmt: skip
         (error,) = log("http", "ERROR")
         assert error.startswith("StorageError in request ")

@@ -320,7 +320,7 @@ class TestStream:
             assert (signals.adapted, signals.held) == (learned, 8 - learned)
             assert len(signals.disagreement) == (learned > 0)
             reasons = [v.reason for v in Learner.open_history(here).versions()][1:]
-            assert reasons == ["1 steps on the stream"] * (learned > 0)
+            assert reasons == ["1 step on the stream"] * (learned > 0)
 
     def test_a_skewed_stream_changes_skew_aware_teachers_less(self, folder, scenario) -> None:
         images = images_of(scenario, count=1) * 6 + images_of(scenario, count=2)
@@ -355,7 +355,7 @@ class TestStream:
             client.post("/predict", files=files(images_of(scenario)))
             wait_until(lambda: service.writer.signals.adapted == 8)
         assert [v.reason for v in Learner.open_history(folder).versions()][1:] == [
-            "1 steps on the stream"
+            "1 step on the stream"
         ]
 
     def test_statistics_that_the_stream_moves_are_published(self, tiny, tmp_path) -> None:

@@ -54,7 +54,7 @@ class Result(BaseModel):
     machine: str
     finished: str
 
-    _path: Path | None = PrivateAttr(None)  # of the file it was read from
+    _path: Path | None = PrivateAttr(None)  # of its file, once it has one
 
     @property
     def matrix(self) -> Matrix:
@@ -69,7 +69,8 @@ class Result(BaseModel):
         for t, row in enumerate(self.R):
             rows.writerow([t + 1, *("" if cell is None else f"{cell:.4f}" for cell in row)])
         write_bytes(folder / "R.csv", text.getvalue().encode())
-        write_json(folder / "result.json", self.model_dump(mode="json"))
+        self._path = folder / "result.json"
+        write_json(self._path, self.model_dump(mode="json"))
 
     @classmethod
     def read(cls, path: Path) -> "Result":
@@ -97,7 +98,7 @@ class Result(BaseModel):
 
     @property
     def source(self) -> str:
-        """Where it was read from, or its key, for messages."""
+        """The folder of its file, or its key, for messages."""
         return f"'{self._path.parent}'" if self._path else self.key
 
     def _check_numbers(self, path: Path) -> None:
