@@ -110,7 +110,9 @@ class TestSite:
             requested: list[str] = []
             page.on("request", lambda request: requested.append(request.url))
             page.goto((site / "index.html").as_uri())
-            page.locator("[data-md-component=search-query]").fill("pseudo-label")
+            # Typed, not filled: the search box listens to keys, and `fill` presses none.
+            query = page.locator("[data-md-component=search-query]")
+            query.press_sequentially("pseudo-label")
             page.locator(".md-search-result__item").first.wait_for(timeout=60_000)
             browser.close()
         assert all(url.startswith(("file:", "data:", "blob:", "about:")) for url in requested)
