@@ -25,7 +25,8 @@ from dosapp.runtime.rng import numpy_rng
 from dosapp.scenario import Scenario
 from dosapp.service.reader import Published
 from dosapp.service.settings import ServiceSettings
-from dosapp.service.writer import StreamSample, Writer
+from dosapp.service.stream import StreamSample
+from dosapp.service.writer import Writer
 from dosapp.settings import RunSettings
 
 INTERVAL = 5

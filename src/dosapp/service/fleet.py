@@ -45,7 +45,7 @@ READER_PATHS = ("/", "/app.css", "/app.js", "/predict", "/classes", "/versions",
 SCOPE_FIELDS = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string",
                 "root_path", "headers", "client", "server")  # fmt: skip
 RawResponse = tuple[int, list[tuple[bytes, bytes]], bytes]  # status, headers, body
-Offer = Callable[[Tensor, Sequence[Prediction]], None]
+Offer = Callable[[Tensor, Sequence[Prediction], str], None]
 
 logger = logging.getLogger("dosapp.service.reader")
 
@@ -65,10 +65,10 @@ class ForwardingReplica(Replica):
         super().__init__(folder, settings)
         self._forward = forward
 
-    def offer(self, pixels: Tensor, predictions: Sequence[Prediction]) -> None:
+    def offer(self, pixels: Tensor, predictions: Sequence[Prediction], caller: str = "") -> None:
         """Forward images that were answered."""
         if self.settings.adapt:
-            self._forward(pixels, predictions)
+            self._forward(pixels, predictions, caller)
 
 
 class ServiceActor:
@@ -117,10 +117,10 @@ class WriterActor(ServiceActor):
 
         return await call_app(self.app, scope, receive)
 
-    async def offer(self, pixels: Any, predictions: list[Prediction]) -> None:
+    async def offer(self, pixels: Any, predictions: list[Prediction], caller: str) -> None:
         """Add images that a reader has answered to the stream."""
         self.service.answered += len(pixels)
-        self.service.offer(torch.from_numpy(pixels), predictions)
+        self.service.offer(torch.from_numpy(pixels), predictions, caller)
 
 
 class ReaderActor(ServiceActor):
@@ -165,18 +165,22 @@ class ReaderActor(ServiceActor):
         logger.warning("request %s was not answered by the writer: %d", request_id, code)
         return JSONResponse({"error": message, "request_id": request_id}, code, headers)
 
-    def _offer_from_thread(self, pixels: Tensor, predictions: Sequence[Prediction]) -> None:
+    def _offer_from_thread(
+        self, pixels: Tensor, predictions: Sequence[Prediction], caller: str
+    ) -> None:
         """Called by the reader's thread."""
-        self._loop.call_soon_threadsafe(self._start_offer, pixels, predictions)
+        self._loop.call_soon_threadsafe(self._start_offer, pixels, predictions, caller)
 
-    def _start_offer(self, pixels: Tensor, predictions: Sequence[Prediction]) -> None:
-        task = self._loop.create_task(self._send_offer(pixels, predictions))
+    def _start_offer(self, pixels: Tensor, predictions: Sequence[Prediction], caller: str) -> None:
+        task = self._loop.create_task(self._send_offer(pixels, predictions, caller))
         self._offers.add(task)  # the loop itself keeps only a weak reference
         task.add_done_callback(self._offers.discard)
 
-    async def _send_offer(self, pixels: Tensor, predictions: Sequence[Prediction]) -> None:
+    async def _send_offer(
+        self, pixels: Tensor, predictions: Sequence[Prediction], caller: str
+    ) -> None:
         try:
-            await self._writer.offer.remote(pixels.numpy(), list(predictions))
+            await self._writer.offer.remote(pixels.numpy(), list(predictions), caller)
         except Exception as error:  # the writer restarts; the answer itself is not affected
             logger.warning("%d images did not reach the stream: %s", len(pixels), error)
 

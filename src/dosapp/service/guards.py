@@ -1,6 +1,7 @@
 """Signals of the stream, and three guards against learning from a bad one.
 
-1. A batch whose predictions are nearly all of one class is held back.
+1. A batch whose predictions are nearly all of one class is held back, and so are the images of a
+   caller whose last predictions are.
 2. An interval after which the experts disagree too much, or the canary is worse than after the last
    session, is never published: the learner returns to the last good version.
 3. After several refused intervals in a row adaptation is frozen until a person unfreezes it.
@@ -9,7 +10,7 @@ The learner's confidence gate and skew-aware EMA (`dosapp.learner.mitigations`) 
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +18,10 @@ import torch
 from dosapp.functional.class_skew import class_skew
 from dosapp.learner.canary import CanaryGaps
 from dosapp.service.settings import ServiceSettings
+from dosapp.service.stream import StreamSample
 
+CALLER_LABELS = 256  # by which the skew of a caller is judged
+FEWEST_LABELS = 32  # with fewer a caller is not judged
 WINDOW = 50  # steps over which live signals are averaged
 CLIP = 4.0  # margin, in log-odds, above which an image is safely right
 
@@ -66,11 +70,30 @@ class Guard:
 
     settings: ServiceSettings
     refusals: int = 0  # refused intervals in a row
+    _labels: dict[str, deque[str]] = field(default_factory=dict)  # the last ones of each caller
 
-    def is_trusted(self, labels: Sequence[str], class_count: int) -> bool:
-        """Whether a batch may be learned from, judged by its predicted labels."""
-        skew = label_skew(Counter(labels), class_count)
-        return len(labels) > 1 and skew <= self.settings.max_skew
+    def choose_trusted(self, batch: Sequence[StreamSample], class_count: int) -> list[StreamSample]:
+        """Return what of a batch may be learned from, judged by the predicted labels.
+
+        Args:
+            batch: Images of one step.
+            class_count: How many classes are known.
+        """
+        for sample in batch:
+            labels = self._labels.setdefault(sample.caller, deque(maxlen=CALLER_LABELS))
+            labels.append(sample.label)
+        skewed = {
+            caller
+            for caller in {sample.caller for sample in batch}
+            if len(self._labels[caller]) >= FEWEST_LABELS
+            and self._is_skewed(self._labels[caller], class_count)
+        }
+        trusted = [sample for sample in batch if sample.caller not in skewed]
+        is_skewed = self._is_skewed([sample.label for sample in trusted], class_count)
+        return [] if len(trusted) < 2 or is_skewed else trusted
+
+    def _is_skewed(self, labels: Iterable[str], class_count: int) -> bool:
+        return label_skew(Counter(labels), class_count) > self.settings.max_skew
 
     def check_interval(self, disagreement: float, canary: CanaryGaps) -> str | None:
         """Return why an interval must not be published, None if it may be.

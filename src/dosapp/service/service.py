@@ -105,7 +105,7 @@ class Service:
                 answer = reply.result()
                 self.answered += len(pixels)
                 if learn:
-                    self._try_offer(pixels, answer.predictions)
+                    self._try_offer(pixels, answer.predictions, caller)
                 served = [self._apply_threshold(p) for p in answer.predictions]
                 result.set_result(PredictResult(answer.version, served))
             except Exception as error:
@@ -114,10 +114,10 @@ class Service:
         self.reader.submit(pixels, top, caller).add_done_callback(complete)
         return result
 
-    def _try_offer(self, pixels: Tensor, predictions: Sequence[Prediction]) -> None:
+    def _try_offer(self, pixels: Tensor, predictions: Sequence[Prediction], caller: str) -> None:
         """Offer images to the stream; an error there does not fail the prediction."""
         try:
-            self.offer(pixels, predictions)
+            self.offer(pixels, predictions, caller)
         except Exception:
             logger.exception("predicted images were not offered to the stream")
 
@@ -125,7 +125,7 @@ class Service:
         known = p.score >= self.settings.unknown_threshold
         return ServedPrediction(p.label if known else UNKNOWN, p.score, p.top, known)
 
-    def offer(self, pixels: Tensor, predictions: Sequence[Prediction]) -> None:
+    def offer(self, pixels: Tensor, predictions: Sequence[Prediction], caller: str = "") -> None:
         """Add images that were answered to the stream, if this service has one."""
 
     @property
@@ -279,9 +279,9 @@ class LearningService(Service):
         """Whether reader and writer run."""
         return self.reader.is_alive and self.writer.is_alive
 
-    def offer(self, pixels: Tensor, predictions: Sequence[Prediction]) -> None:
+    def offer(self, pixels: Tensor, predictions: Sequence[Prediction], caller: str = "") -> None:
         """Add images that were answered to the stream."""
-        self.writer.offer(pixels, predictions)
+        self.writer.offer(pixels, predictions, caller)
 
     def status(self) -> dict[str, Any]:
         """Return the live state as JSON, with the writer's."""

@@ -6,7 +6,6 @@ on the stream, so a crash loses at most one interval, and no session that was re
 """
 
 import contextlib
-import itertools
 import logging
 import os
 import secrets
@@ -43,6 +42,7 @@ from dosapp.scenario import Session
 from dosapp.service.guards import Guard, Signals
 from dosapp.service.reader import Published, thread_count
 from dosapp.service.settings import ServiceSettings
+from dosapp.service.stream import Stream, StreamSample
 
 T = TypeVar("T")
 KEPT_JOBS = 100  # ended jobs that can still be looked up
@@ -97,16 +97,6 @@ class Job:
         return {**values, "of": self.total_steps, "said": self.message}
 
 
-@dataclass(frozen=True)
-class StreamSample:
-    """An image of the stream and its prediction."""
-
-    pixels: Tensor  # uint8 [3, H, W]
-    label: str
-    score: float
-    time: float  # monotonic
-
-
 class SessionCancelledError(Exception):
     """A session was cancelled between two steps."""
 
@@ -156,7 +146,7 @@ class Writer:
         self._last_change = time.monotonic()
         self.adaptation_off = self._find_uncovered_classes()
         self._baseline_weights = _answering_weights(learner)
-        self._stream: deque[StreamSample] = deque()
+        self._stream = Stream(settings)
         self._commands: deque[tuple[Callable[[], None], Future[Any]]] = deque()
         self._condition = threading.Condition()  # its lock is reentrant
         self._is_closing = self._has_failed = False
@@ -178,28 +168,23 @@ class Writer:
         """Number of images in the queue of the stream."""
         return len(self._stream)
 
-    def offer(self, pixels: Tensor, predictions: Sequence[Prediction]) -> int:
-        """Queue images that were answered for adaptation, as far as there is room.
+    def offer(self, pixels: Tensor, predictions: Sequence[Prediction], caller: str = "") -> None:
+        """Queue images that were answered for adaptation; without room some are skipped.
 
         Args:
             pixels: `uint8 [n, 3, H, W]`.
             predictions: What was answered, one per image.
-
-        Returns:
-            How many images were queued; the others are counted as skipped.
+            caller: Who sent them.
         """
         is_off = not self.settings.adapt or self.frozen or self.adaptation_off
         if is_off or not self.learner.adapts:
-            return 0
+            return
         now = time.monotonic()
         with self._condition:
-            room = max(0, self.settings.max_queue - len(self._stream))
-            for image, p in itertools.islice(zip(pixels, predictions, strict=True), room):
-                self._stream.append(StreamSample(image, p.label, p.score, now))
-            queued = min(room, len(predictions))
-            self.signals.skipped += len(predictions) - queued
+            for image, p in zip(pixels, predictions, strict=True):
+                sample = StreamSample(image, p.label, p.score, now, caller)
+                self.signals.skipped += self._stream.put(sample)
             self._condition.notify()
-        return queued
 
     def learn(
         self,
@@ -436,11 +421,11 @@ class Writer:
 
     def _next_batch(self) -> list[StreamSample] | None:
         """Take a full batch, or a smaller one after `adapt_wait`; none while requests wait."""
-        size, waiting = self.settings.adapt_batch_size, self._stream
-        is_due = waiting and time.monotonic() - waiting[0].time >= self.settings.adapt_wait
-        if (len(waiting) < size and not is_due) or self.is_reader_behind():
+        stream, size = self._stream, self.settings.adapt_batch_size
+        if not len(stream) or self.is_reader_behind():
             return None
-        return [waiting.popleft() for _ in range(min(size, len(waiting)))]
+        is_due = time.monotonic() - stream.oldest >= self.settings.adapt_wait
+        return stream.take(at_least=1 if is_due else size)
 
     @property
     def _has_unsaved(self) -> bool:
@@ -454,9 +439,9 @@ class Writer:
         waits = [60.0]
         if len(self._stream) >= self.settings.adapt_batch_size:  # the reader is behind
             waits.append(READER_CHECK_INTERVAL)
-        elif self._stream:
-            due = self._stream[0].time + self.settings.adapt_wait - time.monotonic()
-            waits.append(max(READER_CHECK_INTERVAL, due))
+        elif len(self._stream):
+            due = self._stream.oldest + self.settings.adapt_wait - time.monotonic()
+            waits.append(due if due > 0 else 1.0)  # they wait for images of other callers
         if self._has_unsaved:
             waits.append(self.settings.interval_wait - self._idle_seconds())
         return max(0.0, min(waits))
@@ -471,8 +456,10 @@ class Writer:
             return
         signals.labels.append(Counter(sample.label for sample in batch))
         signals.confidence.append(sum(sample.score for sample in batch) / len(batch))
-        if not self.guard.is_trusted([s.label for s in batch], len(self.learner.classes)):
-            signals.held += len(batch)
+        trusted = self.guard.choose_trusted(batch, len(self.learner.classes))
+        signals.held += len(batch) - len(trusted)
+        batch = trusted
+        if not batch:
             return
         try:
             result = self.learner.adapt(torch.stack([sample.pixels for sample in batch]))
