@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dosapp.backbones.base import Expert
-from dosapp.data.base import Prompts
 from dosapp.data.images import LabelledImages
 from dosapp.experiments.metrics import expected_calibration_error
+from dosapp.heads.base import HeadExpert
 from dosapp.learner.learner import Learner
 from dosapp.scenario import Scenario
 
@@ -35,6 +36,9 @@ class Evaluator:
 
     def __init__(self, scenario: Scenario, learner: Learner) -> None:
         self.scenario, self.learner = scenario, learner
+        # Features of each task's test images, by batch, and the revision that encoded them.
+        self._encoded: WeakKeyDictionary[Expert, dict[int, tuple[int, list[Tensor]]]]
+        self._encoded = WeakKeyDictionary()
 
     def experts(self) -> Mapping[str, Expert]:
         """All experts of the learner, by name."""
@@ -76,8 +80,11 @@ class Evaluator:
         for control, prompts in self.scenario.controls:
             rows = np.arange(len(control.test.labels))
             test = LabelledImages.from_split(control.test, rows, control.test.labels)
-            logits = self._logits(expert, test, dict.fromkeys(control.classes, prompts))
-            correct += list(logits.argmax(dim=1).cpu().numpy() == test.labels)
+            classes = dict.fromkeys(control.classes, prompts)
+            logits = [
+                self.learner.class_scores(x, expert, classes) for x in test.batches(EVAL_BATCH_SIZE)
+            ]
+            correct += list(torch.cat(logits).argmax(dim=1).cpu().numpy() == test.labels)
         return 100 * float(np.mean(correct)) if correct else math.nan
 
     def expert_distance(self) -> float:
@@ -98,10 +105,16 @@ class Evaluator:
         """Cosines `[N, C]` of a task's test images with the classes of all seen tasks."""
         tasks = self.scenario.tasks if seen is None else [self.scenario.tasks[n] for n in seen]
         prompts = {name: t.prompts for t in tasks for name in t.classes}
-        return self._logits(expert, self.scenario.tasks[task].test, prompts)
+        batches = self._encode_task(expert, task)
+        return torch.cat([self.learner.score_features(x, expert, prompts) for x in batches])
 
-    def _logits(
-        self, expert: Expert, test: LabelledImages, prompts: Mapping[str, Prompts]
-    ) -> Tensor:
-        batches = test.batches(EVAL_BATCH_SIZE)
-        return torch.cat([self.learner.class_scores(x, expert, prompts) for x in batches])
+    @torch.inference_mode()
+    def _encode_task(self, expert: Expert, task: int) -> list[Tensor]:
+        """Image features of a task's test set by batch, computed once per change of the weights."""
+        encoder = expert.expert if isinstance(expert, HeadExpert) else expert
+        encoded = self._encoded.setdefault(encoder, {})
+        if task not in encoded or encoded[task][0] != encoder.revision:
+            test = self.scenario.tasks[task].test
+            batches = [encoder.encode_image(x) for x in test.batches(EVAL_BATCH_SIZE)]
+            encoded[task] = (encoder.revision, batches)
+        return encoded[task][1]

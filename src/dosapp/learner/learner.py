@@ -521,14 +521,20 @@ class Learner:
         They are cosines with the mean feature of each class's templates, or what the expert's head
         says. A head knows learned classes only; if there are others, captions decide.
         """
-        text_head = self.student.text_head
+        return self.score_features(expert.encode_image(pixels), expert, prompts)
+
+    @torch.inference_mode()
+    def score_features(
+        self, features: Tensor, expert: Expert, prompts: Mapping[str, Prompts] | None = None
+    ) -> Tensor:
+        """As `class_scores`, of images whose features `[B, D]` the expert has encoded already."""
         if prompts is None or not isinstance(expert, HeadExpert):
-            embeddings = text_head.class_embeddings(expert, prompts)
-            return score_features(expert, expert.encode_image(pixels), embeddings)
+            embeddings = self.student.text_head.class_embeddings(expert, prompts)
+            return score_features(expert, features, embeddings)
         index = {name: n for n, name in enumerate(self.classes)}
         if any(name not in index for name in prompts):
-            return self.class_scores(pixels, expert.expert, prompts)
-        return self.class_scores(pixels, expert)[:, [index[name] for name in prompts]]
+            return self.score_features(features, expert.expert, prompts)
+        return self.score_features(features, expert)[:, [index[name] for name in prompts]]
 
     # State
 
