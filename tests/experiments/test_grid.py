@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -335,6 +336,41 @@ class TestRay:
         assert steps(lock.parent) < 1.5 * steps(tmp_path / "undisturbed" / undisturbed.result.key)
         assert holder(lock) is None
 
+    @pytest.mark.slow
+    def test_the_cluster_page_on_two_nodes_of_which_one_dies(self, tmp_path) -> None:
+        """The run of the dead node goes on at the other one."""
+        pytest.importorskip("ray")
+        page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+        command = next(line for line in page.splitlines() if line.startswith("dosapp grid "))
+        _, file, *options = shlex.split(command, comments=True)[1:]
+        long = {"method": "spu", "epochs": 60, "batch_size": 4}
+        planned = read_grid(write(tmp_path / file, runs=[long], seeds="0-1"))
+        undisturbed = run_grid(planned, tmp_path / "undisturbed", jobs=2)
+        with two_nodes() as (address, second_node):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "dosapp", "grid", file, *options, "--json"],
+                cwd=tmp_path,
+                env={**os.environ, "RAY_ADDRESS": address},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+
+            def has_checkpoint(run: Path) -> object:
+                worker = holder(run / ".lock")
+                checkpoint = run / "learner" / "working.safetensors"
+                return worker and parent(worker) == second_node and checkpoint.exists()
+
+            try:
+                wait_for(lambda: any(map(has_checkpoint, (tmp_path / "results").glob("*"))))
+                os.kill(second_node, signal.SIGKILL)
+                output, errors = process.communicate(timeout=300)
+            finally:
+                process.kill()
+        assert process.returncode == 0, errors
+        weights = {o.settings.seed: o.result.weights for o in undisturbed if o.result}
+        assert {r["settings"]["seed"]: r["weights"] for r in json.loads(output)} == weights
+
     def test_without_the_package_or_a_cluster_it_is_a_sentence(
         self, tmp_path, small, monkeypatch
     ) -> None:
@@ -351,6 +387,44 @@ class TestRay:
 def steps(run: Path) -> int:
     """Logged, repeated ones included."""
     return len((run / "log.jsonl").read_text().splitlines())
+
+
+@contextlib.contextmanager
+def two_nodes() -> Iterator[tuple[str, int]]:
+    """A Ray cluster of two nodes with a core each: its address, the process of the second node."""
+    program = """if True:
+        from ray.cluster_utils import Cluster
+        size = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+        cluster = Cluster(True, head_node_args={**size, "include_dashboard": False})
+        node = cluster.add_node(**size)
+        print("nodes", cluster.address, node.all_processes["raylet"][0].process.pid, flush=True)
+        input()
+        cluster.shutdown()
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "RAY_worker_niceness": "0"},
+        text=True,
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        line = next(line for line in process.stdout if line.startswith("nodes"))
+        _, address, second_node = line.split()
+        try:
+            yield address, int(second_node)
+        finally:
+            process.stdin.write("\n")
+
+
+def parent(process: int) -> int | None:
+    """Its parent; None if it has ended."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return None
+    return int(re.findall(r"PPid:\s+(\d+)", status)[0])
 
 
 def holder(file: Path) -> int | None:
