@@ -109,6 +109,16 @@ def test_export(folder, tmp_path) -> None:
     assert classes == Learner.load(folder).classes
     assert (tmp_path / "plain" / "model.safetensors").exists()
     assert "is not empty" in dosapp("export", folder, tmp_path / "plain", code=2).stderr
+    (tmp_path / "plain" / "old.txt").write_text("of the first export")
+    dosapp("export", folder, tmp_path / "plain", "--force")
+    assert (tmp_path / "plain" / "model.safetensors").exists()
+    assert not (tmp_path / "plain" / "old.txt").exists()
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "fox.jpg").write_bytes(b"fox")
+    refused = dosapp("export", folder, tmp_path / "photos", "--force", code=2)
+    assert "holds no export, so --force does not replace it" in refused.stderr
+    assert (tmp_path / "photos" / "fox.jpg").exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["learner", "photos", "plain"]
 
 
 def test_tokens(folder) -> None:

@@ -85,6 +85,21 @@ def test_two_descriptions_of_a_run_are_computed_once(tmp_path, small) -> None:
     assert not list(tmp_path.rglob("error.log"))
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_force_computes_stored_runs_again(tmp_path, small, jobs) -> None:
+    planned = [small(method="spu", seed=seed) for seed in range(2)]
+    run_grid(planned, tmp_path)
+    files = sorted(tmp_path.glob("*/result.json"))
+    before = [file.stat().st_ino for file in files]
+    run_grid(planned, tmp_path, jobs=jobs)
+    assert [file.stat().st_ino for file in files] == before
+    outcomes = run_grid(planned, tmp_path, jobs=jobs, force=True)
+    assert [outcome.error for outcome in outcomes] == ["", ""]
+    assert not {file.stat().st_ino for file in files} & set(before)
+    assert sorted(tmp_path.iterdir()) == [file.parent for file in files]
+    assert not list(tmp_path.glob("*/learner"))
+
+
 def test_options_that_are_not_names_and_values_are_one_sentence(tmp_path) -> None:
     file = write(tmp_path / "g.yaml", options=["a"])
     for read in (read_grid, lambda path: load_settings(path, {})):

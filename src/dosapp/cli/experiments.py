@@ -144,6 +144,9 @@ def grid(
     seeds: Annotated[str | None, typer.Option(help="0-4 or 0,2,5")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
     keep: Annotated[bool, typer.Option(help="keep learners, not only results")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="compute stored runs again, and replace them")
+    ] = False,
     engine: Engine = "processes",
     dry_run: Annotated[bool, typer.Option(help="print what would run")] = False,
     as_json: Json = False,
@@ -166,7 +169,13 @@ def grid(
             resolve_device(device)
     with grid_progress(planned, err) as show_outcome:
         outcomes = run_grid(
-            planned, folder, jobs=jobs, keep=keep, engine=engine, on_outcome=show_outcome
+            planned,
+            folder,
+            jobs=jobs,
+            keep=keep,
+            force=force,
+            engine=engine,
+            on_outcome=show_outcome,
         )
     position = {settings.model_dump_json(): n for n, settings in enumerate(planned)}
     outcomes.sort(key=lambda outcome: position[outcome.settings.model_dump_json()])

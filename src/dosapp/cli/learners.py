@@ -209,13 +209,16 @@ def export(
     target: Annotated[Path, typer.Argument(help="a new folder")],
     kind: Annotated[Literal["pretrained", "onnx"], typer.Option()] = "pretrained",
     backbone: Backbone = None,
+    force: Annotated[bool, typer.Option("--force", help="replace an earlier export")] = False,
 ) -> None:
     """Write the answering expert for transformers, or as ONNX."""
+    from dosapp.learner.export import check_target
     from dosapp.learner.export import export as write
     from dosapp.learner.learner import Learner
     from dosapp.runtime.extras import check_extra
 
     if kind == "onnx":
         check_extra("an ONNX export", "onnx")
-    write(Learner.load(folder, backbone), target, kind)
+    check_target(target, force)  # before the learner is loaded
+    write(Learner.load(folder, backbone), target, kind, force=force)
     out.print(f"wrote {target}")

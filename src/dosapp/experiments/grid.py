@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -31,7 +32,7 @@ from dosapp.experiments.plan import comparable_settings, plan, resolve_training
 from dosapp.experiments.presets import apply_preset
 from dosapp.experiments.ray_cluster import RETRIES, run_on_ray
 from dosapp.experiments.result import Result
-from dosapp.experiments.run import run
+from dosapp.experiments.run import forced_folder, replace_run, run
 from dosapp.experiments.store import Store
 from dosapp.experiments.tracking import TrackingCallback
 from dosapp.runtime.files import write_bytes
@@ -148,6 +149,7 @@ def run_grid(
     *,
     jobs: int = 1,
     keep: bool = False,
+    force: bool = False,
     engine: Engine = "processes",
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
@@ -158,18 +160,20 @@ def run_grid(
         folder: The result store; a failed run leaves `error.log` in its folder.
         jobs: Number of processes.
         keep: Whether learners are kept, or only results.
+        force: Compute runs that have a result again; it stays until the new one is complete.
         engine: `processes` on this machine, or a `ray` cluster.
         on_outcome: Called with each outcome.
 
     Returns:
         The outcomes, in the order in which the runs ended.
     """
+    compute = partial(compute_run, force=force)
     if engine == "ray":
-        ended = run_on_ray(compute_run, planned, folder, keep, jobs)
+        ended = run_on_ray(compute, planned, folder, keep, jobs)
     elif jobs == 1:
-        ended = ((settings, compute_run(settings, folder, keep)) for settings in planned)
+        ended = ((settings, compute(settings, folder, keep)) for settings in planned)
     else:
-        ended = _run_in_processes(planned, folder, keep, jobs)
+        ended = _run_in_processes(compute, planned, folder, keep, jobs)
     outcomes = []
     for settings, outcome in ended:
         outcomes.append(_check_outcome(settings, outcome, folder))
@@ -191,7 +195,7 @@ def _check_outcome(
 
 
 def _run_in_processes(
-    planned: list[RunSettings], folder: Path, keep: bool, jobs: int
+    compute: Callable[..., Outcome], planned: list[RunSettings], folder: Path, keep: bool, jobs: int
 ) -> Iterator[tuple[RunSettings, Outcome | BaseException]]:
     """Distribute runs over processes. The run of a worker that dies is resumed by a new worker
     from its last checkpoint. All workers end with this generator."""
@@ -202,7 +206,7 @@ def _run_in_processes(
             while waiting and free:
                 worker, (settings, deaths) = free.pop(), waiting.popleft()
                 with suppress(OSError):  # it died while idle: its pipe reports that below
-                    worker.pipe.send((settings, folder, keep))
+                    worker.pipe.send((compute, settings, folder, keep))
                 busy[worker] = (settings, deaths)
             ready = wait([worker.pipe for worker in busy])
             for worker in [worker for worker in busy if worker.pipe in ready]:
@@ -254,20 +258,25 @@ def _work(pipe: Connection, parent: int) -> None:
 
     threading.Thread(target=exit_with_parent, daemon=True).start()
     while True:
-        pipe.send(compute_run(*pipe.recv()))
+        compute, *arguments = pipe.recv()
+        pipe.send(compute(*arguments))
 
 
-def compute_run(settings: RunSettings, folder: Path, keep: bool) -> Outcome:
+def compute_run(settings: RunSettings, folder: Path, keep: bool, force: bool = False) -> Outcome:
     """Compute one run in the store; drop its learner when the result is written, unless kept."""
     # A run that cannot be planned has no key; its log goes to a folder named by its settings.
     run_folder = folder / f"unplanned-{hash_key(settings.model_dump(mode='json'))}"
     try:
         planned = plan(settings)
         run_folder = Store(folder).run_folder(planned)
-        is_new = not (run_folder / "result.json").exists()
-        with closing(TrackingCallback(run_folder, planned.settings)) as callback:
-            result = run(planned, run_folder, resume=True, wait=True, callback=callback)
-        if is_new and not keep:
+        is_stored = (run_folder / "result.json").exists()
+        again = forced_folder(planned, run_folder) if force and is_stored else None
+        own_folder = again or run_folder
+        with closing(TrackingCallback(own_folder, planned.settings)) as callback:
+            result = run(planned, own_folder, resume=True, wait=True, callback=callback)
+        if again:
+            replace_run(again, run_folder)
+        if (again or not is_stored) and not keep:
             shutil.rmtree(run_folder / "learner", ignore_errors=True)
         return Outcome(settings, result)
     except Exception as error:

@@ -21,24 +21,30 @@ from dosapp.heads.base import Head, HeadExpert
 from dosapp.learner.learner import Learner
 from dosapp.methods.lora import LowRankBackbone
 from dosapp.runtime.extras import check_extra
+from dosapp.runtime.files import list_names
 from dosapp.runtime.new_folder import new_folder
 
 KINDS = ("pretrained", "onnx")
+CLASSES_FILE = "classes.json"  # in every export
 
 
-def export(learner: Learner, folder: Path, kind: str = "pretrained") -> None:
+def export(
+    learner: Learner, folder: Path, kind: str = "pretrained", *, force: bool = False
+) -> None:
     """Export the expert that predicts, with its classes.
 
     Args:
         learner: A learner whose student or teacher predicts alone.
         folder: A new or empty folder; it appears when it is complete.
         kind: `pretrained` (transformers) or `onnx`.
+        force: Replace an earlier export in the folder.
 
     Raises:
         InputError: The learner cannot be exported, or the folder is not empty.
     """
     if kind not in KINDS:
         raise unknown_name("kind of export", kind, KINDS)
+    check_target(folder, force)
     if not learner.classes:
         raise InputError("the learner knows no classes yet; train a session before exporting it")
     name, expert = learner.answering_expert
@@ -57,7 +63,7 @@ def export(learner: Learner, folder: Path, kind: str = "pretrained") -> None:
             f"this learner predicts with a head of its {learner.settings.method}, which a "
             "transformers model does not have; export it with --kind onnx"
         )
-    with new_folder(folder) as export_folder:
+    with new_folder(folder, replace=force) as export_folder:
         if kind == "pretrained":
             expert.save(export_folder)
         else:
@@ -68,6 +74,18 @@ def export(learner: Learner, folder: Path, kind: str = "pretrained") -> None:
         _write_classes(learner, expert, export_folder, is_logits=head is not None)
 
 
+def check_target(folder: Path, force: bool) -> None:
+    """Raise an `InputError` if an export cannot be written to a folder."""
+    if not list_names(folder):
+        return
+    if not force:
+        raise InputError(
+            f"'{folder}' is not empty; choose a new folder, or replace an export with --force"
+        )
+    if not (folder / CLASSES_FILE).exists():
+        raise InputError(f"'{folder}' holds no export, so --force does not replace it")
+
+
 def _write_classes(learner: Learner, expert: Expert, folder: Path, is_logits: bool) -> None:
     """Names and templates as JSON, and unit features `[C, D]`, so that no text tower is needed."""
     head = learner.student.text_head
@@ -76,7 +94,7 @@ def _write_classes(learner: Learner, expert: Expert, folder: Path, is_logits: bo
         "templates": {name: list(prompts.evaluate) for name, prompts in head.prompts.items()},
         "scale": 1.0 if is_logits else float(expert.logit_scale.detach()),
     }
-    (folder / "classes.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False))
+    (folder / CLASSES_FILE).write_text(json.dumps(facts, indent=1, ensure_ascii=False))
     features = head.class_embeddings(expert)
     save_file({"features": features.contiguous()}, folder / "classes.safetensors")
 

@@ -20,13 +20,14 @@ PREFIX = ".dosapp-new-"  # of folders that are being filled
 
 
 @contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
+def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     """Fill a folder beside the target, which it becomes at the end of the context.
 
     What killed processes left beside the target is removed first.
 
     Args:
         target: A folder that is empty or does not exist.
+        replace: Replace a folder that is not empty, when the new one is complete.
 
     Yields:
         An empty folder to write to.
@@ -35,7 +36,8 @@ def new_folder(target: Path) -> Iterator[Path]:
         InputError: The target is not empty.
         StorageError: It cannot be written.
     """
-    if target.is_symlink() or (target.exists() and not target.is_dir()) or list_names(target):
+    is_folder = not target.is_symlink() and (target.is_dir() or not target.exists())
+    if not is_folder or (list_names(target) and not replace):
         raise InputError(f"'{target}' is not empty; choose a new folder")
     ensure_dir(target.parent)
     _remove_abandoned(target.parent)
@@ -46,7 +48,7 @@ def new_folder(target: Path) -> Iterator[Path]:
             yield filled
             flush_tree(filled)
             if target.exists():
-                os.rmdir(target)
+                os.replace(target, scratch / "old") if replace else os.rmdir(target)
             os.replace(filled, target)
             flush_folder(target.parent)
     except OSError as error:
