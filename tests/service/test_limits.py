@@ -25,7 +25,7 @@ pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
 from dosapp.service.http.app import build_app
-from dosapp.service.http.limits import Limits
+from dosapp.service.http.limits import Limits, Pacer
 from support.services import block_writer, serve_at_port, wait_until
 
 QUICK = {"threads": 1, "batch_wait": 0.0, "adapt": False}
@@ -241,6 +241,28 @@ class TestConnections:
                     if n > 1000:
                         time.sleep(0.001)
             assert n < 9_999
+
+    def test_requests_that_are_no_http_wait_for_their_answer(self, folder, monkeypatch) -> None:
+        slow = Pacer(rate=1e-6, burst=1)  # the second waits for an hour
+        monkeypatch.setattr("dosapp.service.http.limits.MAX_DELAY", 3600.0)
+        monkeypatch.setattr("dosapp.service.http.connections.Pacer", lambda rate, burst: slow)
+        with listening(folder) as (address, tokens, _):
+            first, second = (socket.create_connection(address, timeout=30) for _ in range(2))
+            first.sendall(b"no request\r\n\r\n")
+            assert read_status(first) == 400
+            second.sendall(b"no request\r\n\r\n")
+            for _ in range(3):
+                assert read_status(ask(address, token=tokens["honest"])) == 200
+            second.setblocking(False)
+            with second, pytest.raises(BlockingIOError):
+                second.recv(1)
+
+    def test_large_bodies_of_one_caller_are_read_at_a_rate(self) -> None:
+        pacer = Pacer(rate=1000, burst=500)
+        assert pacer.delay("a", now=0.0, count=400) == 0.0
+        assert pacer.delay("a", now=0.0, count=400) == 0.0  # within the burst when it began
+        assert pacer.delay("a", now=0.0, count=400) == pytest.approx(0.3, abs=0.01)
+        assert pacer.delay("b", now=0.0, count=400) == 0.0
 
 
 class TestImages:

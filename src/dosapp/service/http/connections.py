@@ -7,6 +7,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from dosapp.service.http.limits import Pacer
 from dosapp.service.settings import ServiceSettings
 
 MAX_HEADER_BYTES = 32_768
@@ -35,6 +36,7 @@ def make_config(app: ASGIApp, settings: ServiceSettings) -> Any:
 
 def make_protocol(settings: ServiceSettings) -> type:
     """Build the class of connections with the limits of a service."""
+    malformed = Pacer(rate=5, burst=20)  # requests of an address that are no HTTP, or too long
 
     class LimitedProtocol(H11Protocol):  # type: ignore[misc]
         """Closes a connection whose request does not come in time, or that others need more."""
@@ -63,6 +65,15 @@ def make_protocol(settings: ServiceSettings) -> type:
                 self._end_deadline()
             elif self.deadline is None:
                 self._start_deadline()
+
+        def send_400_response(self, msg: str) -> None:
+            """Answer a request that cannot be parsed; later and later if there are many."""
+            self.transport.pause_reading()
+            answer = super().send_400_response
+            delay = malformed.delay(self.client[0] if self.client else "")
+            asyncio.get_running_loop().call_later(
+                delay, lambda: None if self.transport.is_closing() else answer(msg)
+            )
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._end_deadline()

@@ -21,12 +21,13 @@ from dosapp.service.settings import ServiceSettings
 MAX_CLIENTS = 10_000  # whose rate is remembered
 MAX_DELAY = 5.0  # seconds
 MIN_RATE = 20_000  # bytes per second of a body, after its first seconds
+MAX_BYTE_RATE = 16_000_000  # bytes per second of a caller's large bodies: reading them takes time
 LARGE_BODY = 256_000  # bytes; a caller's bodies above it are read a few at a time
 JSON_SHARE = 8  # a JSON body has at most this part of `max_body`: parsing needs several times it
 
 
 class Pacer:
-    """Spreads events of the same key over time: after a burst they come at a rate.
+    """Spreads events, or bytes, of the same key over time: after a burst they come at a rate.
 
     Args:
         rate: Events per second.
@@ -42,12 +43,18 @@ class Pacer:
         self.rate, self.burst = rate, burst
         self._due: OrderedDict[str, float] = OrderedDict()
 
-    def delay(self, key: str, now: float | None = None) -> float:
-        """Return the seconds that the next event of a key must wait."""
+    def delay(self, key: str, now: float | None = None, count: int = 1) -> float:
+        """Return the seconds that the next event of a key must wait.
+
+        Args:
+            key: Whose event it is.
+            now: The time; None for that of the clock.
+            count: How many events come together.
+        """
         now = time.monotonic() if now is None else now
         due = max(self._due.pop(key, -math.inf), now - (self.burst - 1) / self.rate)
         wait = min(MAX_DELAY, max(0.0, due - now))
-        self._due[key] = min(due, now + MAX_DELAY) + 1 / self.rate
+        self._due[key] = min(due, now + MAX_DELAY) + count / self.rate
         while len(self._due) > MAX_CLIENTS:
             self._due.popitem(last=False)
         return wait
@@ -72,6 +79,7 @@ class Limits:
         self.settings = settings
         self.reads = Pacer(rate=50, burst=100)  # GET requests of a caller
         self.refusals = Pacer(rate=20, burst=40)  # answers 401, 413 and 429 to an address
+        self.bytes = Pacer(rate=MAX_BYTE_RATE, burst=LARGE_BODY)  # of a caller's large bodies
         self._active: Counter[str] = Counter()  # requests of each caller
         self._sizes: Counter[str] = Counter()  # bytes of bodies in memory, of each caller
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
@@ -195,7 +203,10 @@ class Limits:
                 if received > most:
                     raise self.body_error(most)
                 if "slot" in scope["state"]:
-                    self.count_bytes(scope["state"]["slot"], count)
+                    slot = scope["state"]["slot"]
+                    self.count_bytes(slot, count)
+                    if received > LARGE_BODY:
+                        await asyncio.sleep(self.bytes.delay(slot.caller, count=count))
                 return message
 
             await app(scope, receive_counted, send)
