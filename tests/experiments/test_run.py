@@ -1,7 +1,9 @@
 """A run: its result, its folder, and how it continues after a kill."""
 
+import gc
 import json
 import random
+import re
 import subprocess
 import sys
 import time
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import Tensor
+from torch.nn import Parameter
 
 from dosapp.backbones.registry import TINY
 from dosapp.errors import BusyError, InputError
@@ -101,6 +105,30 @@ def test_a_class_order_file(small, tmp_path, kind) -> None:
     assert list(scenario.classes) == classes
     sizes = [len(task.classes) for task in scenario.tasks]
     assert sizes == ([1, 5] if kind == "groups" else [3, 3])
+
+
+def test_no_tensor_accumulates_over_sessions(small, tmp_path) -> None:
+    """The first sessions may create some; then each leaves as many as it found."""
+
+    class CountTensors(RunCallback):
+        counts: list[int] = []
+
+        def on_evaluation(self, session: int, accuracies: list[float]) -> None:
+            gc.collect()
+            self.counts.append(sum(type(o) in (Tensor, Parameter) for o in gc.get_objects()))
+
+    run(small(classes=20, tasks=10), tmp_path / "x", callback=CountTensors())
+    assert len(CountTensors.counts) == 10
+    assert len(set(CountTensors.counts[4:])) == 1
+
+
+def test_the_tool_for_many_classes(tmp_path) -> None:
+    tool = Path(__file__).parents[2] / "tools" / "many_classes.py"
+    command = [sys.executable, tool, tmp_path, "--classes", "4", "--sessions", "2"]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert re.search(r"session +2: +\d+ MB \(peak +\d+ MB\)", printed)
+    assert len(list((tmp_path / "images" / "train").iterdir())) == 4
+    assert Result.read(tmp_path / "run").R[0][1] is None
 
 
 class TestFolders:
