@@ -1,8 +1,10 @@
 """The drills, small: they find what they look for."""
 
+from dataclasses import replace
+
 import pytest
 
-from dosapp.drills import availability, bad_input, crash, guards
+from dosapp.drills import availability, bad_input, crash, guards, poison
 from dosapp.history.version import Version
 
 pytest.importorskip("fastapi")
@@ -103,3 +105,20 @@ def test_guards_hold_on_harmful_streams() -> None:
     held = {o.stream: o.held for o in outcomes if o.guards}
     assert held["one class"] > 0
     assert held["one image"] > 0
+
+
+@pytest.mark.slow
+def test_an_attack_that_harms_an_unguarded_service_is_refused_by_default(tmp_path) -> None:
+    drill = poison.PoisonDrill.train(tmp_path / "learner")
+    attacks = {attack.name: attack for attack in poison.list_attacks(drill.other_domain)}
+    blends = replace(attacks["blends, one class"], intervals=4)
+    off, on = (drill.run(blends, guards) for guards in (False, True))
+    assert off.worst < -4, off
+    assert on.worst > -2, on
+    assert on.refused > 0
+    own = drill.run(replace(attacks["blends, own token"], intervals=2), True)
+    assert own.held > own.adapted / 4  # the attacker's images, not the honest caller's
+    assert own.worst > -2, own
+    result = poison.to_json([off, on, own])
+    assert result["worst_loss"] == min(on.worst, own.worst)
+    assert "| blends, one class | " in poison.format_table(result)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dosapp.drills.service_process import (
+    ServiceProcess,
     encode_test_images,
     make_small_learner,
     start_service,
@@ -16,6 +17,7 @@ from dosapp.drills.service_process import (
 )
 from dosapp.errors import DosappError, InputError
 from dosapp.learner.learner import Learner
+from dosapp.service.tokens import Tokens
 from support.cli import dosapp
 from support.services import wait_until
 
@@ -47,6 +49,23 @@ def actor_pids(pid: int, name: str) -> set[int]:
     return {one for one in named if is_below(one)}
 
 
+def check_tokens(folder: Path, fleet: ServiceProcess, images: list[bytes]) -> None:
+    """Readers and writer check tokens alike, and a removed one stops working at once."""
+    token = Tokens(folder).add("weak", "predict")
+    by_reader, by_writer = (lambda c: c.predict(images)), (lambda c: c.status())
+    with fleet.client(token) as weak, fleet.client("wrong") as stranger:
+        for ask in (by_reader, by_writer):
+            ask(weak)
+            with pytest.raises(DosappError, match="token"):
+                ask(stranger)
+        with pytest.raises(DosappError, match="may not"):
+            weak.freeze()
+        Tokens(folder).remove("weak")
+        for ask in (by_reader, by_writer):
+            with pytest.raises(DosappError, match="token"):
+                ask(weak)
+
+
 def test_a_fleet_learns_adapts_and_survives_the_end_of_a_reader_and_of_the_writer(tmp_path) -> None:
     folder = tmp_path / "learner"
     scenario = make_small_learner(folder)
@@ -54,6 +73,8 @@ def test_a_fleet_learns_adapts_and_survives_the_end_of_a_reader_and_of_the_write
     with start_service(folder, *FLAGS, "--replicas", "2") as fleet, fleet.client() as client:
         assert len(actor_pids(fleet.process.pid, "reader")) == 2
         assert len(actor_pids(fleet.process.pid, "writer")) == 1
+
+        check_tokens(folder, fleet, images[:1])
 
         # Changes are forwarded to the writer by every reader.
         job = client.learn_zip(zip_session(scenario, 1, range(2), 4))

@@ -25,7 +25,12 @@ def run_drill(name: str, quick: bool, on_progress: Callable[[str], None]) -> dic
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "learner"
         if name == "poison":
-            return poison.to_json(poison.drill(folder, 0, quick, on_progress))
+            attacked = []
+            for scenario in ("shapes",) if quick else poison.SCENARIOS:
+                is_short = quick or scenario != "shapes"
+                place = Path(temporary) / scenario
+                attacked += poison.drill(place, scenario, poison.SEED, is_short, on_progress)
+            return poison.to_json(attacked)
         if name == "crash":
             return crash.drill(folder, 5 if quick else 50, on_progress)
         if name == "availability":

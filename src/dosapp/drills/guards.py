@@ -32,7 +32,7 @@ from dosapp.settings import RunSettings
 INTERVAL = 5
 GUARDS_OFF = {
     "max_skew": 1.0, "max_disagreement": 1.0, "canary_drop": 100.0, "max_refusals": 10**6,
-    "canary_margin": 1e9, "canary_pull": 1e9, "require_canary": False,
+    "canary_margin": 1e9, "canary_pull": 1e9, "require_canary": False, "max_caller_share": 1.0,
 }  # fmt: skip
 CANARY_EVERY = 4  # held-out images of a class
 JSON_KEYS = {

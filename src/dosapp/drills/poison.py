@@ -1,11 +1,13 @@
 """Poisoning of the stream by a caller that may only predict, with and without guards.
 
-A learner is trained through a service with default settings, in two sessions of ten shapes; its
-canary comes from these sessions. Then an attacker sends 90 % of the traffic, the rest is honest.
-Accuracy is measured on held-out images after every interval. Attacker, honest callers and
-measurement have different images. Each attack runs on a copy of the learner's folder, on a service
-with the defaults and on one without guards. Its threads are not started: everything runs in turn,
-so that a run can be repeated exactly.
+A learner is trained through a service with default settings; its canary comes from these sessions.
+Then an attacker sends 90 % of the traffic, the rest is honest. Accuracy is measured on held-out
+images after every interval. Attacker, honest callers and measurement have different images. Each
+attack runs on a copy of the learner's folder, on a service with the defaults and on one without
+guards. Its threads are not started: everything runs in turn, so that a run can be repeated exactly.
+
+The guards' thresholds were chosen on seed 0 of the first scenario, and on the honest stream of
+`signs`. The drill runs seed 1, and a scenario that was not looked at before.
 """
 
 import multiprocessing
@@ -32,12 +34,15 @@ from dosapp.service.service import LearningService
 from dosapp.service.settings import ServiceSettings
 from dosapp.settings import RunSettings
 
-SCENARIO = {
-    "data": "shapes", "classes": 20, "tasks": 2, "train_images": 12, "test_images": 120,
-    "all_class_negatives": True,
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "shapes": {"data": "shapes", "classes": 50, "tasks": 5, "train_images": 8, "test_images": 48},
+    "hard": {"data": "shapes-hard", "classes": 30, "tasks": 3, "train_images": 20,
+             "test_images": 80},
 }  # fmt: skip
+SEED = 1
 SHARE = 0.9  # of the traffic is the attacker's
-INTERVALS = 3
+INTERVALS = 8
+QUICK = ("honest", "blends, one class", "PGD, 16/255", "adaptive, all classes")
 BATCH = 256  # images per prediction
 
 
@@ -61,6 +66,7 @@ class Attack:
     make: Make
     share: float = SHARE
     intervals: int = INTERVALS
+    caller: str = "honest"  # an attacker with the honest caller's token cannot be told from it
 
 
 @dataclass
@@ -72,7 +78,8 @@ class Adaptive:
     margins of all other classes.
     """
 
-    sources: Callable[[Attacker], Sequence[str] | None]
+    sources: Callable[[Attacker], Sequence[str] | None] = lambda attacker: None
+    rotates: bool = False  # another target after every interval
     share: float = 0.5
     last_version: int = 0
     last_interval: int = -1
@@ -86,7 +93,8 @@ class Adaptive:
                 self.share = min(1.0, 1.5 * self.share) if is_published else self.share / 2
             self.last_interval, self.last_version = turn.interval, turn.version
         blends = 0 if self.refused == 2 else round(self.share * count)
-        target, sources = attacker.classes()[0], self.sources(attacker)
+        names, sources = attacker.classes(), self.sources(attacker)
+        target = names[turn.interval % len(names) if self.rotates else 0]
         parts = [attacker.blends(blends, target, sources)] if blends else []
         return torch.cat([*parts, attacker.honest(count - blends)])
 
@@ -119,15 +127,17 @@ def list_attacks(other_domain: Tensor) -> list[Attack]:
         Attack("blends, one class", blend_one),
         Attack("blends, four classes", lambda a, n, turn: a.blends(n, choose(a, turn, 4))),
         Attack("blends, one pair", blend_pair),
-        Attack("slow drift", blend_one, share=0.3, intervals=2 * INTERVALS),
+        Attack("blends, own token", blend_one, caller="attacker"),
+        Attack("slow drift", blend_one, share=0.3),
         *(Attack(f"PGD, {eps}/255", perturb(eps)) for eps in (2, 4, 8, 16)),
         Attack("near the boundary", lambda a, n, turn: a.near_boundary(n, choose(a, turn, 4))),
         Attack("one class", lambda a, n, turn: a.one_class(n)),
         Attack("one image", lambda a, n, turn: a.repeats(n)),
         Attack("noise", lambda a, n, turn: a.noise(n)),
         Attack("other domain", send_other_domain),
-        Attack("adaptive, all classes", Adaptive(lambda a: None), intervals=2 * INTERVALS),
+        Attack("adaptive, all classes", Adaptive(), intervals=2 * INTERVALS),
         Attack("adaptive, one pair", Adaptive(lambda a: a.classes()[1:2]), intervals=2 * INTERVALS),
+        Attack("adaptive, rotating", Adaptive(rotates=True), intervals=2 * INTERVALS),
     ]
 
 
@@ -137,9 +147,9 @@ class Outcome:
 
     attack: str
     guards: bool
+    scenario: str
     seed: int
     accuracies: list[float]  # before, and after every interval
-    pulls: list[float]  # largest pull on the canary, of the published version
     refused: int  # intervals
     held: int  # images
     adapted: int
@@ -161,6 +171,7 @@ class PoisonDrill:
     """A learner that was trained through a service, and images for everyone."""
 
     folder: Path  # of the learner
+    scenario: str
     seed: int
     held_out: Tensor  # uint8 [n, 3, H, W]
     labels: list[str]  # [n], class names
@@ -169,27 +180,27 @@ class PoisonDrill:
     other_domain: Tensor
 
     @classmethod
-    def train(
-        cls, folder: Path, seed: int = 0, changes: Mapping[str, Any] | None = None
-    ) -> "PoisonDrill":
+    def train(cls, folder: Path, scenario: str = "shapes", seed: int = SEED) -> "PoisonDrill":
         """Draw the images, and train a learner in sessions of a service with default settings.
 
         Args:
             folder: Where the learner goes.
+            scenario: A name of `SCENARIOS`.
             seed: Of the learner, and of all choices.
-            changes: Settings of the scenario that differ from `SCENARIO`.
         """
-        settings: RunSettings = RunSettings.parse({**SCENARIO, **(changes or {}), "seed": seed})
+        settings: RunSettings = RunSettings.parse(
+            {**SCENARIOS[scenario], "all_class_negatives": True, "seed": seed}
+        )
         learner = Learner(settings.learner())
-        signs = settings.model_copy(update={"data": "signs"})
-        other = build_scenario(signs, learner.preprocess).tasks[0].unlabelled
+        elsewhere = settings.model_copy(update={"data": "signs"})
+        other = build_scenario(elsewhere, learner.preprocess).tasks[0].unlabelled
         other_domain = to_bytes(other.read(range(len(other))))
-        scenario = build_scenario(settings, learner.preprocess)
+        tasks = build_scenario(settings, learner.preprocess).tasks
         learner.save(folder, "new")
         service = LearningService(folder)
         held_out, stream = [], []
         labels: list[str] = []
-        for task in scenario.tasks:
+        for task in tasks:
             images = to_bytes(task.train.read(range(len(task.train))))
             by_class = {
                 name: images[np.flatnonzero(task.train.labels == n)]
@@ -205,7 +216,7 @@ class PoisonDrill:
         images = torch.cat(stream)
         honest = torch.arange(len(images)) % 4 > 0
         return cls(
-            folder, seed, torch.cat(held_out), labels, images[honest], images[~honest],
+            folder, scenario, seed, torch.cat(held_out), labels, images[honest], images[~honest],
             other_domain,
         )  # fmt: skip
 
@@ -216,13 +227,12 @@ class PoisonDrill:
             np.mean([p.label == name for p, name in zip(predictions, self.labels, strict=True)])
         )
 
-    def run(self, attack: Attack, guards: bool, steps: int | None = None) -> Outcome:
+    def run(self, attack: Attack, guards: bool) -> Outcome:
         """Attack a copy of the learner.
 
         Args:
             attack: What is sent.
             guards: Whether the service has its defaults; otherwise all guards are off.
-            steps: At most so many batches are sent.
         """
         settings: ServiceSettings = ServiceSettings.parse({} if guards else GUARDS_OFF)
         rng = numpy_rng("poison", self.seed, attack.name)
@@ -238,9 +248,9 @@ class PoisonDrill:
                 lambda: service.reader.published.learner,
                 rng,
             )
-            accuracies, pulls = [self.accuracy(service)], [0.0]
+            accuracies = [self.accuracy(service)]
             order = torch.from_numpy(rng.permutation(len(self.honest_images)))
-            for step in range(min(steps or 10**6, attack.intervals * settings.interval)):
+            for step in range(attack.intervals * settings.interval):
                 if service.writer.frozen:
                     break
                 interval, number = divmod(step, settings.interval)
@@ -251,15 +261,13 @@ class PoisonDrill:
                 sent += size - count
                 honest = self.honest_images[order[rows]]
                 made = attack.make(attacker, count, turn) if count else honest[:0]
-                batch = torch.cat([made, honest])
-                service.offer(batch, _predict(service, batch))
+                for images, caller in ((made, attack.caller), (honest, "honest")):
+                    service.offer(images, _predict(service, images), caller)
                 service.writer.run_waiting()
                 if number == settings.interval - 1:
-                    learner = service.writer.learner
                     accuracies.append(self.accuracy(service))
-                    pulls.append(learner.canary.measure(learner).pull.max().item())
             signals, frozen = service.writer.signals, service.writer.frozen
-        return Outcome(attack.name, guards, self.seed, accuracies, pulls, signals.refused,
+        return Outcome(attack.name, guards, self.scenario, self.seed, accuracies, signals.refused,
                        signals.held, signals.adapted, frozen)  # fmt: skip
 
 
@@ -271,7 +279,8 @@ def _predict(service: LearningService, images: Tensor) -> list[Prediction]:
 
 def drill(
     folder: Path,
-    seed: int = 0,
+    scenario: str = "shapes",
+    seed: int = SEED,
     quick: bool = False,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> list[Outcome]:
@@ -279,23 +288,24 @@ def drill(
 
     Args:
         folder: For the learner, which must not exist yet.
+        scenario: A name of `SCENARIOS`.
         seed: Of the learner, and of all choices.
-        quick: Two intervals at most.
+        quick: The attacks of `QUICK` only.
         on_progress: Called with a message before each part.
     """
-    on_progress("training two sessions through the service")
-    poison_drill = PoisonDrill.train(folder, seed)
+    on_progress(f"{scenario}: training through the service")
+    poison_drill = PoisonDrill.train(folder, scenario, seed)
     names = [attack.name for attack in list_attacks(poison_drill.other_domain)]
+    names = [name for name in names if name in QUICK or not quick]
     # Without guards an adaptive attacker has nothing to adapt to.
     runs = [(name, True) for name in names]
     runs += [(name, False) for name in names if not name.startswith("adaptive")]
-    steps = 2 * ServiceSettings().interval if quick else None
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, context, _set_drill, (poison_drill,)) as pool:
-        futures = [pool.submit(_run, name, guards, steps) for name, guards in runs]
+        futures = [pool.submit(_run, name, guards) for name, guards in runs]
         outcomes = []
         for (name, guards), future in zip(runs, futures, strict=True):
-            on_progress(f"{name}, guards {'on' if guards else 'off'}")
+            on_progress(f"{scenario}: {name}, guards {'on' if guards else 'off'}")
             outcomes.append(future.result())
     return outcomes
 
@@ -308,21 +318,45 @@ def _set_drill(poison_drill: PoisonDrill) -> None:
     _drills.append(poison_drill)
 
 
-def _run(name: str, guards: bool, steps: int | None) -> Outcome:
+def _run(name: str, guards: bool) -> Outcome:
     attacks = list_attacks(_drills[0].other_domain)
     attack = next(attack for attack in attacks if attack.name == name)
-    return _drills[0].run(attack, guards, steps)
+    return _drills[0].run(attack, guards)
 
 
 def to_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """The content of `poison.json`."""
-    guarded = [o for o in outcomes if o.guards]
-    off, on = (
-        float(np.mean([o.change for o in outcomes if o.attack == "honest" and o.guards is guards]))
-        for guards in (False, True)
-    )
+    gains: dict[str, dict[str, float]] = {}
+    for o in outcomes:
+        if o.attack == "honest":
+            side = "with_guards" if o.guards else "without_guards"
+            gains.setdefault(o.scenario, {})[side] = o.change
     return {
         "outcomes": [asdict(o) for o in outcomes],
-        "worst_loss": min(o.worst for o in guarded),
-        "honest_gain": {"without_guards": off, "with_guards": on},
+        "worst_loss": min(o.worst for o in outcomes if o.guards),
+        "honest_gain": gains,
     }
+
+
+def format_table(result: Mapping[str, Any]) -> str:
+    """The tables of docs/reliability.md, one for each scenario of `poison.json`."""
+    tables = []
+    for scenario in dict.fromkeys(o["scenario"] for o in result["outcomes"]):
+        rows = [o for o in result["outcomes"] if o["scenario"] == scenario]
+        lines = [
+            f"| {scenario} | off, worst | off, end | on, worst | on, end | refused | frozen |",
+            "|---|---:|---:|---:|---:|---:|---|",
+        ]
+        for on in (o for o in rows if o["guards"]):
+            off = [o for o in rows if o["attack"] == on["attack"] and not o["guards"]]
+            numbers = _format_changes(off[0]) if off else ["–", "–"]
+            numbers += [*_format_changes(on), str(on["refused"]), "yes" if on["frozen"] else "no"]
+            lines.append(f"| {on['attack']} | {' | '.join(numbers)} |")
+        tables.append("\n".join(lines) + "\n")
+    return "\n".join(tables)
+
+
+def _format_changes(outcome: Mapping[str, Any]) -> list[str]:
+    """The worst and the last change of accuracy, in points."""
+    changes = [accuracy - outcome["accuracies"][0] for accuracy in outcome["accuracies"]]
+    return [f"{change:+.1f}".replace("-", "−") for change in (min(changes), changes[-1])]

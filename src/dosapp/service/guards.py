@@ -111,11 +111,9 @@ class Guard:
         pull = canary.pull.max().item()
         if pull > s.canary_pull:
             return f"one class gained {pull:.2f} on the canary's images of other classes"
-        # The mean shows an attack early. Clipped, where an image that is safely right cannot make
-        # up for one that is not, it follows the accuracy.
+        # Clipped: an image that is safely right cannot make up for one that is not.
         now, before = canary.margins, canary.baseline_margins
-        clipped = now.clamp(-CLIP, CLIP) - before.clamp(-CLIP, CLIP)
-        fall = -min((now - before).mean().item(), clipped.mean().item())
+        fall = (before.clamp(-CLIP, CLIP) - now.clamp(-CLIP, CLIP)).mean().item()
         if fall > s.canary_margin:
             return f"the canary's mean margin fell by {fall:.2f} since the last session"
         right = int((before > 0).sum())

@@ -62,10 +62,10 @@ class ServiceSettings(Settings):
         True, description="adapt only while the canary has images of every class"
     )
     canary_margin: float = Field(
-        0.05, ge=0, description="log-odds that the canary's mean margin may fall on the stream"
+        0.1, ge=0, description="log-odds that the canary's mean margin may fall on the stream"
     )
     canary_pull: float = Field(
-        0.5, ge=0, description="log-odds that a class may gain on the canary's other images"
+        3.0, ge=0, description="log-odds that a class may gain on the canary's other images"
     )
     canary_drop: float = Field(2.0, ge=0, description="points the canary may lose on the stream")
     session_drop: float = Field(10.0, ge=0, description="points a session may cost the canary")
