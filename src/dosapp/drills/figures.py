@@ -54,8 +54,9 @@ def plot_guards(outcomes: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def plot_poison(outcomes: Sequence[Mapping[str, Any]]) -> Figure:
-    """Plot the change of accuracy over intervals, one panel per attack."""
+    """Plot the change of accuracy over intervals, one panel per attack; dashed: other scenarios."""
     attacks = list(dict.fromkeys(o["attack"] for o in outcomes))
+    first = outcomes[0]["scenario"]
     rows = -(-len(attacks) // POISON_COLUMNS)
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
@@ -66,8 +67,10 @@ def plot_poison(outcomes: Sequence[Mapping[str, Any]]) -> Figure:
             for on, colour in ((False, TUNED), (True, OURS)):
                 for o in (o for o in outcomes if o["attack"] == attack and o["guards"] is on):
                     changes = np.array(o["accuracies"]) - o["accuracies"][0]
-                    label = f"guards {'on' if on else 'off'}"
-                    panel.plot(changes, "o-", ms=3, color=colour, label=label)
+                    is_first = o["scenario"] == first
+                    label = f"guards {'on' if on else 'off'}" if is_first else None
+                    style = "o-" if is_first else "o--"
+                    panel.plot(changes, style, ms=3, color=colour, label=label)
             panel.axhline(-2, color=BOUND, lw=1, ls=":")
             panel.set_title(attack, fontsize=9)
         for panel in axes.flat[len(attacks) :]:
