@@ -57,10 +57,11 @@ def plot_poison(outcomes: Sequence[Mapping[str, Any]]) -> Figure:
     """Plot the change of accuracy over intervals, one panel per attack; dashed: other scenarios."""
     attacks = list(dict.fromkeys(o["attack"] for o in outcomes))
     first = outcomes[0]["scenario"]
-    rows = -(-len(attacks) // POISON_COLUMNS)
+    columns = min(POISON_COLUMNS, len(attacks))
+    rows = -(-len(attacks) // columns)
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            rows, POISON_COLUMNS, figsize=(9.2, 1.9 * rows), sharex=True, sharey=True,
+            rows, columns, figsize=(2.3 * columns, max(2.8, 1.9 * rows)), sharex=True, sharey=True,
             layout="constrained", squeeze=False,
         )  # fmt: skip
         for attack, panel in zip(attacks, axes.flat, strict=False):
@@ -77,7 +78,8 @@ def plot_poison(outcomes: Sequence[Mapping[str, Any]]) -> Figure:
             panel.set_axis_off()
         axes[0, 0].legend(frameon=False, fontsize=8)
         figure.supxlabel("intervals of 20 steps", fontsize=9)
-        figure.supylabel("accuracy on held-out images, points", fontsize=9)
+        axes[0, 0].xaxis.get_major_locator().set_params(integer=True)
+        figure.supylabel("held-out accuracy, points", fontsize=9)
     return figure
 
 
