@@ -34,6 +34,7 @@ class Row:
     published: Mapping[str, Sequence[float | None]]  # one value per metric of the table
     session: int | None = None  # the row shows this session only
     inconsistent: str = ""  # why the published values cannot be compared
+    rate_of: str = ""  # the method whose learning rate it has, if not its own
 
 
 @dataclass(frozen=True)
@@ -147,8 +148,12 @@ class Scale:
         """The runs of a row on a dataset, one per seed."""
         method = row.settings["method"]
         own = dict(self.method_settings.get(method, {}))
-        if method in self.learning_rates.get(data, {}):
-            own["lr"] = self.learning_rates[data][method]
+        rate_of = row.rate_of or method
+        if rate_of in self.learning_rates.get(data, {}):
+            own["lr"] = self.learning_rates[data][rate_of]
+        elif row.rate_of:
+            plain = RunSettings.parse({**self.settings, "method": rate_of, "data": data})
+            own["lr"] = resolve_training(plain).lr
         values = {**self.settings, **own, **row.settings, "data": data}
         if values.get("buffer_size"):
             values["buffer_size"] = self.buffer_sizes[values["buffer_size"]]
