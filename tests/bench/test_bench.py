@@ -140,3 +140,18 @@ def test_ratios_do_not_fall() -> None:
     assert ratios["memory"] < 0.3
     assert ratios["update_share"] < 0.3
     assert more["evaluation_batch8_classes200"] > 3
+
+
+def test_methods_are_compared(tmp_path) -> None:
+    flags = ("--model", "small", "--quick", "--json", "--out", tmp_path)
+    costs = json.loads(dosapp("bench", "--methods", "dosapp,stream-gda", *flags).stdout)
+    assert costs["dosapp"]["time"] == 1 and costs["stream-gda"]["time"] > 0
+    assert costs["dosapp"]["head_mb"] == 0 < costs["stream-gda"]["head_mb"]
+    # a sparse teacher copies candidate layers only; the expert before the session all weights
+    assert 0 < costs["dosapp"]["copies_mb"] < costs["stream-gda"]["copies_mb"]
+    assert (tmp_path / "methods.json").exists()
+
+
+def test_a_method_without_a_stream_is_refused() -> None:
+    failed = dosapp("bench", "--methods", "dosapp,spu", "--model", "small", code=2)
+    assert "'spu' does not adapt" in failed.stderr

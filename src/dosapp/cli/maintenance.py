@@ -42,6 +42,9 @@ def bench(
         bool, typer.Option(help="also vary classes, batch size and tasks seen")
     ] = False,
     model: Annotated[str, typer.Option(help="ViT-B-16, middle or small")] = "ViT-B-16",
+    methods: Annotated[
+        str | None, typer.Option(help="instead, stream steps of these methods: dosapp,stream-gda")
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="folder for bench.json, bench.md and figures")
     ] = None,
@@ -52,13 +55,36 @@ def bench(
     And relative to inference alone, on a CLIP with random weights.
     """
     from dosapp.bench.measure import run_benchmark
+    from dosapp.bench.methods import compare_methods
     from dosapp.bench.model import MODELS
     from dosapp.bench.scaling import measure_growth
-    from dosapp.report.speed import format_details, format_growth, format_ratios, write_speed
+    from dosapp.report.speed import (
+        format_costs,
+        format_details,
+        format_growth,
+        format_ratios,
+        write_speed,
+    )
     from dosapp.runtime.extras import check_extra
+    from dosapp.runtime.files import write_json
 
     if model not in MODELS:
         raise unknown_name("model", model, MODELS)
+    if methods is not None:
+        names = methods.split(",")
+        size = {"batch_size": 8, "classes": 20} if quick else {}
+        with err.status(f"building {model}") as status:
+            costs = compare_methods(
+                MODELS[model](),
+                names,
+                **size,
+                repeats=repeats or (2 if quick else 7),
+                on_progress=status.update,
+            )
+        if folder is not None:
+            write_json(folder / "methods.json", {"model": model, "methods": costs})
+        print(json.dumps(costs) if as_json else format_costs(costs), end="")
+        return
     if folder is not None:
         check_extra("a figure", "report")
     config = MODELS[model]()

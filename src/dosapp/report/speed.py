@@ -75,6 +75,19 @@ def format_growth(scaling: Mapping[str, Any] | None) -> str:
     return "\n".join(lines) + "\n"
 
 
+def format_costs(costs: Mapping[str, Mapping[str, float]]) -> str:
+    """Cost of a stream step, method against method (`compare_methods`), in Markdown."""
+    unit = next(iter(costs))
+    lines = [
+        f"| method | stream step ÷ {unit}'s | spread | copied weights, MB | head, MB |",
+        "|---|---|---|---|---|",
+    ]
+    for name, cost in costs.items():
+        time = f"{cost['time']:.2f} | {100 * cost['spread']:.0f} %"
+        lines.append(f"| {name} | {time} | {cost['copies_mb']:.1f} | {cost['head_mb']:.1f} |")
+    return "\n".join(lines) + "\n"
+
+
 def write_speed(benchmark: Mapping[str, Any], folder: Path) -> None:
     """Write `bench.json`, `bench.md`, and figures as PNG and SVG."""
     check_extra("a figure", "report")
