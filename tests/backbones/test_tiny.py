@@ -27,6 +27,7 @@ def test_the_demo_shows_that_dosapp_forgets_less_than_fine_tuning(tmp_path) -> N
     assert by_name["DoSAPP"]["forgetting"] < by_name["FLYP"]["forgetting"]
     assert by_name["DoSAPP"]["accuracy"] > by_name["FLYP"]["accuracy"]
     assert by_name["Joint"]["accuracy"] > by_name["DoSAPP"]["accuracy"]
+    assert by_name["StreamGDA"]["accuracy"] > by_name["DoSAPP"]["accuracy"] + 5
     for sparse in ("SPU", "SPU + D^u"):  # by margins that noise does not cross
         assert by_name[sparse]["accuracy"] > by_name["FLYP"]["accuracy"] + 2
         assert by_name[sparse]["forgetting"] < by_name["FLYP"]["forgetting"] - 4

@@ -36,7 +36,7 @@ def demo(
     seed: int = 0,
     as_json: Json = False,
 ) -> None:
-    """Compare six methods on five small tasks, with figures. About three minutes."""
+    """Compare seven methods on five small tasks, with figures. About three minutes."""
     from contextlib import ExitStack
 
     from dosapp.cli.progress import run_progress
@@ -52,7 +52,7 @@ def demo(
             return stack.enter_context(run_progress(settings.method, err))
 
         results = run_demo(folder, seed, show_progress)
-    write_report(results, folder, "DoSAPP: six methods after five tasks")
+    write_report(results, folder, "DoSAPP: seven methods after five tasks")
     print_results(results, as_json)
     if not as_json:
         out.print(f"\nwrote {folder}/report.html and its figures as PNG and SVG")

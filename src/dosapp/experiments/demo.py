@@ -1,4 +1,4 @@
-"""The demo: six methods on the same five tasks."""
+"""The demo: seven methods on the same five tasks of the hard embedded benchmark."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,13 +8,14 @@ from dosapp.experiments.result import Result
 from dosapp.experiments.store import Store
 from dosapp.settings import RunSettings
 
-SCENARIO = {"data": "shapes", "classes": 50, "tasks": 5}
+SCENARIO = {"data": "shapes-hard", "classes": 50, "tasks": 5}
 METHODS: Sequence[dict[str, str]] = (
     {"method": "zero-shot"},
     {"method": "flyp"},
     {"method": "spu"},
     {"method": "spu", "adapt": "self-training"},
     {"method": "dosapp"},
+    {"method": "stream-gda"},
     {"method": "joint"},
 )
 
