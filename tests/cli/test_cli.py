@@ -316,6 +316,12 @@ class TestNothingLearned:
         assert "nothing was learned with learning rate 1e-09" in printed.stderr
         assert "Try 'dosapp tune'" in printed.stderr
 
+    def test_a_run_that_ends_below_zero_shot_says_what_would_help(self, tmp_path) -> None:
+        flags = ("--method", "flyp", "--lr", "1e-2", "--epochs", "1")
+        printed = dosapp("run", *FLAGS, *flags, "--out", tmp_path / "x")
+        assert "less than its zero-shot accuracy" in printed.stderr
+        assert "a smaller --lr" in printed.stderr
+
     def test_a_run_that_learns_says_nothing(self, tmp_path) -> None:
         flags = ("--method", "flyp", "--lr", "3e-4", "--epochs", "6", "--train-images", "20")
         printed = dosapp("run", *FLAGS, *flags, "--out", tmp_path / "x")

@@ -2,14 +2,18 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from dosapp import Learner, LearnerSettings, RunSettings, plan, run
 from dosapp.backbones.registry import TINY
 from dosapp.data.convert import as_dataset
+from dosapp.data.synthetic.shapes import SHAPES
 from dosapp.errors import InputError
-from dosapp.learner.training import RATES, UNTESTED_RATE, Training, choose_session_lr
+from dosapp.learner import training
+from dosapp.learner.evaluation import Evaluation, SessionResult
+from dosapp.learner.training import RATES, UNTESTED_RATE, Training, choose_training
 from dosapp.scenario import Session
 from support.images import write_shape_folders
 
@@ -49,7 +53,7 @@ class TestRate:
         learner = Learner(FOLDER_BACKBONE.model_copy(update={"epochs": 1}))
         assert learner.training.lr is None
         before = learner.digest()
-        chosen = choose_session_lr(learner, session)
+        chosen = choose_training(learner, session).lr
         assert chosen in RATES
         assert learner.digest() == before  # choosing changes nothing
         result = learner.learn(session)
@@ -66,6 +70,18 @@ class TestRate:
             result = learner.learn({"fox": images, "owl": images})
         assert result.lr == UNTESTED_RATE
 
+    def test_where_every_training_harms_it_stays_close_to_zero_shot(self, monkeypatch) -> None:
+        """The backbone knows these shapes; a rate of 0.5 destroys it."""
+        monkeypatch.setattr(training, "RATES", (0.5,))
+        shapes = SHAPES.draw_dataset(32, 10, 2)
+        images = {
+            name: shapes.train.images.read(np.flatnonzero(shapes.train.labels == n))
+            for n, name in enumerate(shapes.classes[:6])
+        }
+        with pytest.warns(UserWarning, match="no learning rate lowers the loss"):
+            chosen = choose_training(Learner(FOLDER_BACKBONE), Session.from_images(images))
+        assert chosen == Training(0.5, epochs=1)
+
     def test_a_backbone_with_rates_keeps_them(self) -> None:
         assert Learner(LearnerSettings(method="spu")).training.lr == 3e-4
 
@@ -81,7 +97,7 @@ class TestRate:
 class TestRun:
     def test_own_data_is_keyed_by_the_rule_and_named_data_by_the_values(self, photos) -> None:
         own = plan(RunSettings(data=str(photos), tasks=2, backbone=str(TINY)))
-        assert own.identity["training"] == 1
+        assert own.identity["training"] == 2
         assert own.identity["learning"][0] is None
         named = plan(RunSettings(classes=4, tasks=2))
         assert "training" not in named.identity
@@ -120,6 +136,12 @@ class TestReports:
         assert learner.evaluate(photos / "train").images == 80
         with pytest.raises(InputError, match="unknown class 'zebra'"):
             learner.evaluate({"zebra": first})
+
+    def test_a_session_that_did_harm_says_what_to_do(self) -> None:
+        measured = Evaluation(72.9, 81.2, 48, {})
+        result = SessionResult(("fox", "owl"), 20, 60, 0.1, 1e-3, 30, 8, measured)
+        assert "worse than before training: 72.9 % of 48 images" in result.warning
+        assert "smaller lr than 0.001" in result.warning
 
     def test_a_session_that_taught_nothing_says_what_to_do(self, photos) -> None:
         learner = Learner(LearnerSettings(lr=1e-9, epochs=1))

@@ -64,20 +64,26 @@ def print_table(table: Table) -> None:
 
 
 def describe_no_learning(result: "Result") -> str:
-    """Say that a run ended where it began, and what would help; empty if it did not."""
+    """Say that a run ended where it began or below, and what would help; empty if it did not."""
     accuracy, zero_shot = (result.metrics.get(n) for n in ("accuracy", "zero_shot_accuracy"))
     learned = result.metrics.get("learning_accuracy")
     s, training = result.settings, result.training or result.settings
     if accuracy is None or zero_shot is None or s["method"] == "zero-shot":
         return ""
+    used = f"learning rate {training['lr']:g}, {training['epochs']} epochs"
+    if accuracy <= zero_shot - NO_LEARNING:
+        return (
+            f"{result.label} has {accuracy:.1f} %, less than its zero-shot accuracy of "
+            f"{zero_shot:.1f} % ({used}). Try more images per class, a smaller --lr, or fewer "
+            "--epochs"
+        )
     # A run that has forgotten all it had learned knew each task better when it was new.
-    if abs(accuracy - zero_shot) >= NO_LEARNING or (learned or 0.0) - accuracy >= FORGOTTEN:
+    if accuracy - zero_shot >= NO_LEARNING or (learned or 0.0) - accuracy >= FORGOTTEN:
         return ""
     return (
         f"{result.label} has {accuracy:.1f} %, its zero-shot accuracy: nothing was learned with "
-        f"learning rate {training['lr']:g}, {training['epochs']} epochs and batches of "
-        f"{training.get('batch_size', training.get('batch'))}. Try 'dosapp tune' with the same "
-        "--data and --backbone, more --epochs, or a smaller --batch-size"
+        f"{used} and batches of {training.get('batch_size', training.get('batch'))}. Try 'dosapp "
+        "tune' with the same --data and --backbone, more --epochs, or a smaller --batch-size"
     )
 
 

@@ -70,6 +70,12 @@ class SessionResult:
         measured = self.evaluation
         if measured is None or measured.accuracy > measured.zero_shot or measured.zero_shot == 100:
             return ""
+        if measured.accuracy < measured.zero_shot:
+            return (
+                f"worse than before training: {measured}. Give more images per class, or use "
+                f"change_training with a smaller lr than {self.lr:g}, or with fewer epochs than "
+                f"{self.epochs}"
+            )
         return (
             f"nothing was learned: {measured}. Try change_training with a larger lr than "
             f"{self.lr:g}, or with more epochs than {self.epochs}"

@@ -3,7 +3,7 @@
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from dosapp.learner.persistence import (
     write_description,
 )
 from dosapp.learner.replay import ReplayBuffer
-from dosapp.learner.training import Training, choose_session_lr
+from dosapp.learner.training import Training, choose_training
 from dosapp.methods.base import AdaptResult, Batch, Method
 from dosapp.methods.registry import build_method
 from dosapp.runtime import distributed
@@ -317,7 +317,7 @@ class Learner:
             self.head.check_session(session)
         labels = self._register_classes(session)
         if self.training.lr is None:
-            self.change_training(lr=choose_session_lr(self, session))
+            self.change_training(**asdict(choose_training(self, session)))
         batches = SessionBatches(
             session.train,
             labels,

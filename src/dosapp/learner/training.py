@@ -5,7 +5,8 @@ batches and more epochs. Good rates of two backbones can differ by a factor of 1
 stored the first session chooses one: rates are tried from small to large, in short trainings on
 four fifths of its images, until the loss on the other fifth rises or is almost zero. The smallest
 rate with four fifths of the best one's gain over zero-shot is taken: larger ones fit these few
-classes a little better, and forget more.
+classes a little better, and forget more. If none lowers the loss, the learner is trained for one
+epoch with the smallest, with a warning.
 """
 
 import math
@@ -26,7 +27,7 @@ from dosapp.settings import PAPER_BATCH_SIZE, PAPER_EPOCHS
 if TYPE_CHECKING:
     from dosapp.learner.learner import Learner
 
-RULE_VERSION = 1  # part of a result's key; increased when the rules below change
+RULE_VERSION = 2  # part of a result's key; increased when the rules below change
 SMALL_SESSION = 4 * PAPER_BATCH_SIZE  # images
 SMALL_SESSION_EPOCHS = 30
 RATES = (1e-5, 5e-5, 2e-4, 1e-3, 5e-3, 2e-2)
@@ -97,7 +98,7 @@ def split_session(session: Session, seed: int) -> tuple[Session, LabelledImages]
     return replace(session, train=images, unlabelled=images.empty()), held_out
 
 
-def choose_session_lr(learner: "Learner", session: Session) -> float:
+def choose_training(learner: "Learner", session: Session) -> Training:
     """Choose the learning rate of a learner on its first session.
 
     Args:
@@ -105,9 +106,11 @@ def choose_session_lr(learner: "Learner", session: Session) -> float:
         session: The session, of several classes with at least three images each.
 
     Returns:
-        One of `RATES`; `UNTESTED_RATE`, with a warning, if the session has too few images or
-        classes to compare rates.
+        How the learner trains from now on, with one of `RATES`, and for one epoch if none lowers
+        the loss; with `UNTESTED_RATE` if the session has too few images or classes to compare
+        rates. Both exceptions come with a warning.
     """
+    training = learner.training
     try:
         train, held_out = split_session(session, learner.settings.seed)
         if len(session.classes) < 2:
@@ -118,7 +121,7 @@ def choose_session_lr(learner: "Learner", session: Session) -> float:
             f"{UNTESTED_RATE:g} is used. Give one with lr",
             stacklevel=4,
         )
-        return UNTESTED_RATE
+        return replace(training, lr=UNTESTED_RATE)
     zero_shot = _held_out_loss(learner, learner.pretrained, session, held_out)
     trials: dict[float, float] = {}
     for lr in RATES:
@@ -128,7 +131,16 @@ def choose_session_lr(learner: "Learner", session: Session) -> float:
         trials[lr] = loss
         if is_worse or loss < LITTLE_LEFT * zero_shot:
             break
-    return smallest_good_rate(trials, zero_shot)
+    lr = smallest_good_rate(trials, zero_shot)
+    if min(trials.values()) < zero_shot or training.epochs is not None:
+        return replace(training, lr=lr)
+    warnings.warn(
+        "no learning rate lowers the loss on held-out images of the first session, so the learner "
+        f"is trained for one epoch with {lr:g} and stays close to zero-shot. Give more images per "
+        "class, or lr and epochs",
+        stacklevel=4,
+    )
+    return replace(training, lr=lr, epochs=1)
 
 
 def _try_rate(learner: "Learner", session: Session, held_out: LabelledImages, lr: float) -> float:
