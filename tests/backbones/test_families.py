@@ -156,11 +156,15 @@ def session(seed: int) -> Session:
     )
 
 
-@pytest.mark.parametrize("method", ["dosapp", "spu", "flyp", "l2p"])
+@pytest.mark.parametrize("method", ["dosapp", "spu", "flyp", "l2p", "dualprompt"])
 @pytest.mark.parametrize("name", ALL_PARTS)
 def test_methods_learn_on_every_family(name, method, loaded_tiny) -> None:
     backbone = build(name, loaded_tiny.tokenizer)
-    settings = LearnerSettings(method=method, epochs=12, batch_size=16, lr=5e-3, backbone=name)
+    # These towers have two blocks: one for prompts of each kind.
+    layers = {"g_prompt_layers": 1, "e_prompt_layers": 1} if method == "dualprompt" else {}
+    settings = LearnerSettings(
+        method=method, epochs=12, batch_size=16, lr=5e-3, backbone=name, options=layers
+    )
     learner, train = Learner(settings, backbone), session(0)
     learner.student.text_head.add_classes(train.classes, Prompts())
     pixels = train.train.read(range(len(train.train)))
@@ -171,14 +175,14 @@ def test_methods_learn_on_every_family(name, method, loaded_tiny) -> None:
             return float(learner.student.clip_loss(to_float(pixels), labels))
 
     before = loss()
-    weights = learner.student.backbone.weights()
-    initial = weights["l2p.prompts"].detach().clone() if method == "l2p" else None
+    prompts = [n for n in learner.student.backbone.weights() if n.startswith(f"{method}.")]
+    initial = [learner.student.backbone.weights()[n].detach().clone() for n in prompts]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # advice about small sessions
         learner.learn(train)
-    if method == "l2p":  # prompts cannot teach a frozen tower of random weights, but they train
-        prompts = learner.student.backbone.weights()["l2p.prompts"]
-        assert not torch.equal(prompts, initial)
+    if prompts:  # they cannot teach a frozen tower of random weights, but they train
+        trained = [learner.student.backbone.weights()[n] for n in prompts]
+        assert not any(torch.equal(a, b) for a, b in zip(initial, trained, strict=True))
     else:
         assert loss() < before - 0.1
     assert len(learner.predict(pixels)) == len(pixels)
