@@ -81,6 +81,8 @@ class TestRoles:
         with connected(folder) as client:
             open_paths = {"/", "/app.css", "/app.js", "/docs", "/openapi.json",
                           "/docs/files/swagger-ui.css"}  # fmt: skip
+            assert client.get("/samples/tokens.json").status_code == 404
+            assert client.get("/samples/..%2fstatic%2fapp.js").status_code == 404
             texts = [client.get(path).text for path in sorted(open_paths)]
             known = json.loads((folder / "learner.json").read_text())
         assert all(texts)

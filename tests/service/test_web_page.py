@@ -222,6 +222,28 @@ class TestPredict:
         expect(page.locator("#predictions h3.unknown")).to_have_text("unknown")
         expect(page.locator("#predictions .bars li")).to_have_count(3)
 
+    def test_a_sample_of_the_demo_is_predicted(self, served, visit) -> None:
+        url, service = served(adapt=False)
+        page = visit(url)
+        samples = page.get_by_role("button", name="Predict a sample")
+        expect(samples).to_have_count(2)  # the learner knows two of the demo's classes
+        samples.first.click()
+        expect(page.locator("#predictions .bars")).to_have_count(1)
+        expect(page.locator("#predictions img")).to_have_attribute("alt", "orange plain arrow.png")
+        for name in ("orange plain arrow", "blue striped heart"):
+            service.rename(name, f"my {name}", "test")
+        expect(page.locator("#samples")).to_be_hidden()
+
+    def test_a_low_score_is_called_unsure(self, served, scenario, visit) -> None:
+        url, _ = served(adapt=False)
+        page = visit(url)
+        top = [{"label": "fox", "score": 0.4}, {"label": "owl", "score": 0.35}]
+        answer = {"label": "fox", "score": 0.4, "known": True, "top": top}
+        page.route("**/predict?*", lambda route: route.fulfill(
+            json={"version": 1, "predictions": [answer]}))  # fmt: skip
+        page.set_input_files("#predict-files", files(scenario, count=1))
+        expect(page.locator("#predictions h3.unknown")).to_have_text("unsure: fox?")
+
     def test_an_unreadable_image_has_its_error_on_its_card(self, served, scenario, visit) -> None:
         broken = {"name": "broken.png", "mimeType": "image/png", "buffer": b"not an image"}
         url, _ = served()
@@ -497,7 +519,7 @@ class TestAccessibility:
         passed = tab_to(page, "#version-rows button")
         wanted = """Learn predict-files adapt-to-images class-name class-files Learn the class
                     archive-file Learn the zip Rename Remove freeze Roll back"""
-        found = [name for name in dict.fromkeys(passed) if name in wanted]
+        found = [name for name in dict.fromkeys(passed) if name and name in wanted]
         assert " ".join(found) == " ".join(wanted.split())
 
         for n, key in enumerate(("Enter", "Space")):

@@ -137,7 +137,7 @@ class ReaderActor(ServiceActor):
     async def __call__(self, request: Request) -> Response:
         """Answer a request of Ray's proxy."""
         self._loop, path = asyncio.get_running_loop(), request.scope["path"]
-        if path in READER_PATHS or path.startswith(("/versions/", "/docs/")):
+        if path in READER_PATHS or path.startswith(("/versions/", "/docs/", "/samples/")):
             return to_response(await call_app(self.app, request.scope, request.receive))
         return await self._forward(request)
 

@@ -47,6 +47,7 @@ from dosapp.service.service import PredictResult, Service
 from dosapp.service.writer import Job
 
 STATIC = Path(__file__).parent / "static"
+SAMPLES = Path(__file__).parent / "samples"  # images of the demo's classes
 DOCS_FILES = "/docs/files"
 POLICY = "default-src 'none'; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'; "
 PAGE_POLICY = (
@@ -385,9 +386,19 @@ async def script(request: Request) -> Response:
     return static_response(request, "app.js", "text/javascript")
 
 
-def static_response(request: Request, name: str, media_type: str) -> Response:
+@router.get("/samples/{name}", include_in_schema=False)
+async def sample(request: Request, name: str) -> Response:
+    """An image of one of the demo's classes."""
+    if name not in {file.name for file in SAMPLES.iterdir()}:
+        raise HTTPException(404, "no such sample")
+    return static_response(request, name, "image/png", SAMPLES)
+
+
+def static_response(
+    request: Request, name: str, media_type: str, folder: Path = STATIC
+) -> Response:
     """Answer with a file; 304 if the browser already has it. It checks with every request."""
-    content, etag = _read_static(name)
+    content, etag = _read_static(folder / name)
     headers = {"Content-Security-Policy": PAGE_POLICY, "Cache-Control": "no-cache", "ETag": etag}
     if etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
@@ -395,8 +406,8 @@ def static_response(request: Request, name: str, media_type: str) -> Response:
 
 
 @functools.cache
-def _read_static(name: str) -> tuple[bytes, str]:
-    content = (STATIC / name).read_bytes()
+def _read_static(path: Path) -> tuple[bytes, str]:
+    content = path.read_bytes()
     return content, f'"{hashlib.sha256(content).hexdigest()[:16]}"'
 
 

@@ -170,7 +170,7 @@ function showBars(list, entries, format) {
 
 // Predict
 
-const MAX_CARDS = 60, MAX_CONCURRENT = 4;
+const MAX_CARDS = 60, MAX_CONCURRENT = 4, UNSURE = 0.5;
 const queue = [];
 let active = 0, results = [];
 
@@ -207,7 +207,8 @@ async function predictCard(card) {
     results.push(`${prediction.label} ${percent(prediction.score)}`);
     const list = element("ol", { className: "bars" });
     showBars(list, prediction.top.map(({ label, score }) => [label, score, score]), percent);
-    const name = element("h3", { className: prediction.known ? "" : "unknown" }, prediction.label);
+    const isUnsure = prediction.known && prediction.score < UNSURE;
+    const name = element("h3", { className: prediction.known && !isUnsure ? "" : "unknown" }, isUnsure ? `unsure: ${prediction.label}?` : prediction.label);
     const source = `version ${version}${prediction.known ? "" : "; all scores are below the threshold"}`;
     content.replaceChildren(element("div", { className: "head" }, name, element("small", {}, source)), list, correctionForm(file));
   } catch (error) {
@@ -215,6 +216,24 @@ async function predictCard(card) {
     const retry = () => { content.replaceChildren(element("h3", { className: "head" }, "…")); queue.push(card); predictNext(); };
     content.replaceChildren(element("div", { className: "head" }, element("p", { className: "error" }, error.message), element("button", { onclick: retry }, "Try again")));
   }
+}
+
+// The demo's learner comes with an image of these classes
+const SAMPLES = ["yellow striped cross", "orange plain arrow", "blue striped heart", "red hollow crescent", "pink checkered hexagon"];
+
+function showSamples() {
+  const known = SAMPLES.filter(name => live.classes.includes(name));
+  $("samples").hidden = !known.length;
+  $("samples").querySelector(".thumbnails").replaceChildren(...known.map(name => {
+    const path = `samples/${name.replaceAll(" ", "-")}.png`;
+    const button = element("button", { title: name }, element("img", { src: path, alt: `Predict a sample: ${name}`, className: "tiny" }));
+    button.onclick = () => runOnce(button, $("predict-error"), async () => {
+      const response = await fetch(path);
+      if (!response.ok) throw new RequestError(`the service answered ${response.status}`, response.status);
+      predictFiles([new File([await response.blob()], `${name}.png`, { type: "image/png" })]);
+    });
+    return button;
+  }));
 }
 
 /** A button that opens a field for the true class of an image. */
@@ -516,6 +535,7 @@ async function listVersions(version) {
     live.classes = known.classes;
     $("class-names").replaceChildren(...known.classes.slice(0, 1000).map(name => element("option", { value: name })));
     showClasses();
+    showSamples();
   }
   const measured = versions.filter(({ seen }) => seen.canary != null);
   live.versions = versions.reverse();
