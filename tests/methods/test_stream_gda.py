@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dosapp.errors import InputError
 from dosapp.experiments.plan import build_scenario
 from dosapp.learner.learner import Learner
 from support.images import PREPROCESS
@@ -52,6 +53,16 @@ def test_pseudo_labels_follow_the_statistics_and_not_only_the_captions(learned) 
     statistics.means = {c: mean if c == 0 else mean - 50 for c, mean in statistics.means.items()}
     statistics.revision += 1
     assert set(learner.adapt(pixels).labels.tolist()) == {0}
+
+
+def test_statistics_can_label_the_stream_of_dosapp(learned) -> None:
+    options = {"pseudo_labels": "head"}
+    learner, pixels = learned(method="dosapp", head="gda-moved", options=options)
+    expected = learner.class_scores(pixels, learner.answering_expert[1]).argmax(dim=1)
+    assert learner.adapt(pixels).labels.tolist() == expected.tolist()
+    learner, pixels = learned(method="dosapp", options=options)
+    with pytest.raises(InputError, match="needs class statistics; add --head gda-moved"):
+        learner.adapt(pixels)
 
 
 def test_a_step_encodes_the_batch_three_times(learned, monkeypatch) -> None:

@@ -29,6 +29,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone
+from dosapp.errors import InputError
 from dosapp.functional.losses import clip_loss
 from dosapp.functional.masks import Merge, Scores, merge_scores, top_fraction
 from dosapp.functional.named_tensors import select_prefix
@@ -95,7 +96,8 @@ class DoSAPP(Method):
     ema: TeacherEMA = Field(default_factory=TeacherEMA)
     stream_mask: Literal["union", "current"] = "union"  # m_u, or m_t for the ablations
     merge: Merge = "max"  # how the scores of several tasks combine for m_u
-    pseudo_labels: Literal["max-logit", "teacher", "student"] = "max-logit"  # Eq. 5
+    # Eq. 5; head: the class statistics of --head, on the teacher's features (docs/beyond.md)
+    pseudo_labels: Literal["max-logit", "teacher", "student", "head"] = "max-logit"
 
     def setup(self, student: Student) -> None:  # line 1
         self.teacher: Backbone = student.shared_copy()
@@ -143,9 +145,8 @@ class DoSAPP(Method):
         with torch.set_grad_enabled(not is_large):
             text_features = student.backbone.encode_text(captions)  # [C, D], one per class
         with torch.inference_mode():  # logits are cosines [B, C]
-            teacher_logits = (
-                self.teacher.encode_image(images) @ self.teacher.encode_text(captions).T
-            )
+            teacher_features = self.teacher.encode_image(images), self.teacher.encode_text(captions)
+            teacher_logits = self._score_by_teacher(student, *teacher_features)
             student_logits = image_features @ text_features.T
             labels = LABELLERS[self.pseudo_labels](teacher_logits, student_logits)  # Eq. 5
             differ = teacher_logits.argmax(dim=1) != student_logits.argmax(dim=1)
@@ -159,6 +160,14 @@ class DoSAPP(Method):
             pair_features = text_features[labels]
         scale = student.backbone.logit_scale
         return AdaptResult(labels, clip_loss(image_features, pair_features, scale), disagreement)
+
+    def _score_by_teacher(self, student: Student, images: Tensor, texts: Tensor) -> Tensor:
+        """Logits `[B, C]` of the teacher's features: cosines, or the head's scores."""
+        if self.pseudo_labels != "head":
+            return images @ texts.T
+        if student.head is None:
+            raise InputError("pseudo_labels=head needs class statistics; add --head gda-moved")
+        return student.score_classes(images, texts)
 
     def after_stream_step(self, student: Student) -> None:  # line 19
         self._update_teacher(student, self.ema.lam)
