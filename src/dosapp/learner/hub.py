@@ -32,10 +32,10 @@ def push_folder(
 
     Args:
         folder: A learner's folder.
-        repo_id: `ORG/NAME`; it is created if it does not exist.
-        private: Whether a new repository is private.
-        include_images: Allow it although the checkpoint holds images (a replay buffer).
-        token: Of the hub; that of `hf auth login` or HF_TOKEN if not given.
+        repo_id: Like the others, as in `Learner.push_to_hub`.
+        private: Of a new repository.
+        include_images: Allow it although images are sent.
+        token: Of the hub.
 
     Returns:
         The address of the commit.
@@ -96,6 +96,15 @@ def pull_folder(
         shutil.copytree(cached, copy)  # the cache holds links, which a learner's folder may not
         LearnerDescription.read(copy)  # raises if it is something else
         shutil.move(copy, target)
+
+
+@contextmanager
+def pull_temporarily(repo_id: str, *, revision: str | None, token: str | None) -> Iterator[Path]:
+    """Download a learner to a folder that is deleted at the end."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "learner"
+        pull_folder(repo_id, folder, revision=revision, token=token)
+        yield folder
 
 
 def push_learner(learner: "Learner", repo_id: str, **options: object) -> str:

@@ -1,6 +1,5 @@
 """The learner: learn, adapt, predict, save and load, for experiments, command line and service."""
 
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -8,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +16,7 @@ from dosapp.backbones.registry import load_backbone, stored_lr
 from dosapp.backbones.sharded import ShardedBackbone
 from dosapp.data.base import Prompts, check_class_names
 from dosapp.data.convert import as_dataset
-from dosapp.data.inputs import Images, read_pixels, stack_images
+from dosapp.data.inputs import Images, read_pixels
 from dosapp.data.prefetch import prefetch
 from dosapp.errors import InputError, unknown_name
 from dosapp.heads.base import HeadExpert, score_features
@@ -31,21 +29,18 @@ from dosapp.learner.evaluation import Evaluation, SessionResult, evaluate
 from dosapp.learner.mitigations import Mitigations
 from dosapp.learner.persistence import (
     LearnerDescription,
-    capture_state,
-    capture_working_state,
-    check_folder,
-    is_own_checkpoint,
+    append_rollback,
     load_latest,
-    restore_state,
-    write_description,
+    save_learner,
 )
 from dosapp.learner.replay import ReplayBuffer
+from dosapp.learner.sessions import build_session, list_session_warnings, register_classes
+from dosapp.learner.state import capture_state, capture_working_state, restore_state
 from dosapp.learner.training import Training, choose_training
 from dosapp.methods.base import AdaptResult, Batch, Method
 from dosapp.methods.registry import build_method
 from dosapp.runtime import distributed
 from dosapp.runtime.devices import to_device
-from dosapp.runtime.files import ensure_dir, lock_folder
 from dosapp.scenario import Session
 from dosapp.settings import PAPER_LR, LearnerSettings
 from dosapp.student.student import Student
@@ -167,7 +162,12 @@ class Learner:
         return list(self.student.classes)
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a class; its captions change with it."""
+        """Rename a class; its captions change with it.
+
+        Args:
+            old: A known class.
+            new: Its new name, which no other class has.
+        """
         self._check_class(old)
         check_class_names([new], "the new name")
         if new in self.classes:
@@ -204,6 +204,11 @@ class Learner:
         self, *, lr: float | None = None, epochs: int | None = None, batch_size: int | None = None
     ) -> None:
         """Train later sessions and streams with other values; None leaves one as it is.
+
+        Args:
+            lr: Learning rate.
+            epochs: Passes over the images of a session.
+            batch_size: Images of a batch.
 
         Example:
             >>> learner = Learner()
@@ -268,17 +273,8 @@ class Learner:
 
     def make_session(self, images: Mapping[str, Images] | Any) -> Session:
         """Make a session from labelled images of any form; known classes keep their prompts."""
-        if isinstance(images, Mapping) and all(isinstance(name, str) for name in images):
-            stacked = {name: stack_images(found, self.preprocess) for name, found in images.items()}
-            session = Session.from_images(stacked)
-        else:
-            session = Session.from_dataset(as_dataset(images, self.preprocess, hold_out=False))
-        known, own = self.student.text_head.prompts, self.settings.template
-        prompts = {
-            name: known.get(name) or (Prompts.from_template(own) if own else given)
-            for name, given in session.prompts.items()
-        }
-        return replace(session, prompts=prompts)
+        known = self.student.text_head.prompts
+        return build_session(images, self.preprocess, known, self.settings.template)
 
     def evaluate(self, data: Any) -> Evaluation:
         """Measure the accuracy on labelled images; nothing changes.
@@ -315,7 +311,7 @@ class Learner:
         if start == 0:
             method.check_session(student, session)
             self.head.check_session(session)
-        labels = self._register_classes(session)
+        labels = register_classes(session, student.text_head, self.preprocess.image_size)
         if self.training.lr is None:
             self.change_training(**asdict(choose_training(self, session)))
         batches = SessionBatches(
@@ -380,32 +376,8 @@ class Learner:
 
     def session_warnings(self, session: Session) -> list[str]:
         """What the user should know about a session that can be trained all the same."""
-        messages, size = [], len(session.train)
-        if len(session.classes) == 1 and not self.settings.all_class_negatives:
-            messages.append(
-                f"a session of '{session.classes[0]}' alone has no negatives: train several "
-                "classes together, or use a learner with all_class_negatives"
-            )
-        batch_size = self.training.batch_size
-        if batch_size is not None and size < batch_size:
-            messages.append(
-                f"the session has {size} training images, fewer than a batch of "
-                f"{batch_size}; they are trained as one smaller batch"
-            )
-        return messages
-
-    def _register_classes(self, session: Session) -> Tensor:
-        """Add the session's classes and return its labels `[N]` as indices of all classes."""
-        if not len(session.train):
-            raise InputError("the session has no training images; give at least one per class")
-        shape, size = tuple(session.train.read([0]).shape[1:]), self.preprocess.image_size
-        if shape != (3, size, size):
-            raise InputError(f"training images have shape {list(shape)}; give [3, {size}, {size}]")
-        for name in session.classes:
-            self.student.text_head.add_classes([name], session.prompts[name])
-        index = {name: n for n, name in enumerate(self.student.classes)}
-        indices = np.array([index[name] for name in session.classes], dtype=np.int64)
-        return torch.from_numpy(indices[session.train.labels])
+        negatives = self.settings.all_class_negatives
+        return list_session_warnings(session, self.training.batch_size, negatives)
 
     # Unlabelled phase
 
@@ -520,6 +492,14 @@ class Learner:
 
         They are cosines with the mean feature of each class's templates, or what the expert's head
         says. A head knows learned classes only; if there are others, captions decide.
+
+        Args:
+            pixels: Images `[B, 3, H, W]`, floats in [0, 1].
+            expert: The model that encodes and scores them.
+            prompts: Class names with their templates.
+
+        Returns:
+            The scores, before the expert's `logit_scale`.
         """
         return self.score_features(expert.encode_image(pixels), expert, prompts)
 
@@ -527,7 +507,16 @@ class Learner:
     def score_features(
         self, features: Tensor, expert: Expert, prompts: Mapping[str, Prompts] | None = None
     ) -> Tensor:
-        """As `class_scores`, of images whose features `[B, D]` the expert has encoded already."""
+        """As `class_scores`, of images that the expert has encoded already.
+
+        Args:
+            features: Of the images `[B, D]`.
+            expert: The model that encoded them.
+            prompts: Class names with their templates.
+
+        Returns:
+            The scores, before the expert's `logit_scale`.
+        """
         if prompts is None or not isinstance(expert, HeadExpert):
             embeddings = self.student.text_head.class_embeddings(expert, prompts)
             return score_features(expert, features, embeddings)
@@ -547,7 +536,15 @@ class Learner:
         return capture_working_state(self)
 
     def restore(self, state: State, working: State | None = None) -> None:
-        """Set the learner to a captured state."""
+        """Set the learner to a captured state.
+
+        Args:
+            state: Of a learner with the same settings and backbone.
+            working: What only the next training step needs, if training goes on from there.
+
+        Raises:
+            CorruptRecordError: It does not fit; the learner cannot be used then.
+        """
         restore_state(self, state, working)
 
     def digest(self) -> str:
@@ -591,13 +588,7 @@ class Learner:
             folder: A new folder, or one that this learner was saved to before.
             reason: Stored with the version.
         """
-        folder = Path(folder)
-        check_folder(self, folder)
-        with lock_folder(ensure_dir(folder)) as lock:
-            write_description(self, folder)
-            history = self.history(folder)
-            history.begin_writing(lock)
-            history.append(self.state(), self.working_state(), reason)
+        save_learner(self, Path(folder), reason)
 
     @classmethod
     def load(
@@ -662,13 +653,12 @@ class Learner:
         Returns:
             The learner.
         """
-        from dosapp.learner.hub import pull_folder
+        from dosapp.learner.hub import pull_temporarily
 
         if Path(name).is_dir():
             return cls.load(name, device=device)
-        with tempfile.TemporaryDirectory() as scratch:
-            pull_folder(str(name), Path(scratch) / "learner", revision=revision, token=token)
-            return cls.load(Path(scratch) / "learner", device=device)
+        with pull_temporarily(str(name), revision=revision, token=token) as folder:
+            return cls.load(folder, device=device)
 
     @classmethod
     def open(
@@ -678,7 +668,17 @@ class Learner:
         device: str = "cpu",
         trainable: bool = True,
     ) -> "Learner":
-        """The learner of a folder before any training; `at` gives it at a saved state."""
+        """The learner of a folder before any training; `at` gives it at a saved state.
+
+        Args:
+            folder: Where it was saved.
+            backbone: The backbone before any training, if it is loaded already or has moved.
+            device: Where it computes.
+            trainable: Whether it will train; if not, its weights are those of the backbone, shared.
+
+        Returns:
+            The learner, without classes.
+        """
         folder = Path(folder)
         description = LearnerDescription.read(folder)
         pretrained = description.pretrained(backbone)
@@ -688,7 +688,15 @@ class Learner:
 
     @classmethod
     def open_history(cls, folder: Path | str, backbone: str | None = None) -> History:
-        """The versions of a learner's folder; its backbone is loaded only if it is needed."""
+        """The versions of a learner's folder; its backbone is loaded only if it is needed.
+
+        Args:
+            folder: Where it was saved.
+            backbone: The backbone before any training, if it has moved.
+
+        Returns:
+            The history, for reading.
+        """
         folder = Path(folder)
         pretrained = LearnerDescription.read(folder).pretrained(backbone)
         return History(folder, pretrained.initial_tensor)
@@ -711,18 +719,5 @@ class Learner:
         Returns:
             The learner at that version, with the replayed images of its classes.
         """
-        folder = Path(folder)
         learner = cls.open(folder, backbone, trainable=False)
-        with lock_folder(folder) as lock:
-            history = learner.history(folder)
-            history.begin_writing(lock)
-            state, working = load_latest(history)
-            if working is not None and not is_own_checkpoint(working):
-                raise InputError(
-                    f"'{folder}' is the checkpoint of a run; copy it and roll back the copy"
-                )
-            current = learner.at(state, working, trainable=False)
-            learner = current.rollback_copy(history.at(number))
-            reason = f"rolled back to version {number}"
-            history.append(learner.state(), learner.working_state(), reason)
-        return learner
+        return append_rollback(learner, Path(folder), number)
