@@ -34,7 +34,8 @@ def make_head(statistics, text_weight=0.0) -> RanPACHead:
 
 def test_scores_are_the_ridge_regression_of_one_hot_labels() -> None:
     statistics = fill()
-    weights = statistics._weights.double().numpy()
+    axes = torch.eye(6, dtype=torch.float64)
+    weights = (statistics.project(axes) - statistics.project(-axes)).numpy()  # relu(w) − relu(−w)
     hidden = np.maximum(FEATURES.numpy() @ weights, 0)
     gram, targets = np.zeros((12, 12)), np.zeros((12, 4))
     for row, label in zip(hidden, LABELS, strict=True):

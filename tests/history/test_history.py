@@ -52,10 +52,12 @@ class TestAppend:
         shutil.copytree(tmp_path / "x", tmp_path / "y")
         learner.adapt(scenario.session(0).unlabelled.read(range(6)))
 
-        def interrupt(history: History, head: object, state: State, working: State) -> None:
-            raise KeyboardInterrupt
+        def interrupt(path: Path, record: State) -> str:
+            if path.name == "working.safetensors":
+                raise KeyboardInterrupt
+            return write_record(path, record)
 
-        monkeypatch.setattr(History, "_commit", interrupt)
+        monkeypatch.setattr("dosapp.history.history.write_record", interrupt)
         with pytest.raises(KeyboardInterrupt):
             learner.save(tmp_path / "y", "killed before its checkpoint")
         monkeypatch.undo()

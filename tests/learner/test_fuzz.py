@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from dosapp.errors import DosappError
-from dosapp.history.history import History
 from dosapp.history.record import compute_checksum
 from dosapp.learner.learner import Learner
 from dosapp.learner.persistence import LearnerDescription, load_latest
@@ -54,19 +53,18 @@ def mutate(data: bytes, rng: random.Random) -> bytes:
     return data[:low] + b + data[low + BLOCK : high] + a + data[high + BLOCK :]
 
 
-def read_all(folder: Path, base) -> tuple[object, str]:
+def read_all(folder: Path, learner: Learner) -> tuple[object, str]:
     """What decides about predictions: the description, and the digest of the newest state."""
     description = LearnerDescription.read(folder)
     description.learner_settings(folder, "cpu")
-    state, _ = load_latest(History(folder, base))
+    state, _ = load_latest(learner.history(folder))
     return description, compute_checksum(state)
 
 
 @pytest.mark.slow
 def test_every_mutation_is_detected_or_harmless(folder, loaded_tiny) -> None:
     learner = Learner.load(folder, loaded_tiny)
-    base = learner._pretrained.initial_tensor
-    expected = read_all(folder, base)
+    expected = read_all(folder, learner)
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != ".lock")
     assert len(files) == 8
     rng, messages = random.Random(0), []
@@ -79,7 +77,7 @@ def test_every_mutation_is_detected_or_harmless(folder, loaded_tiny) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # a warning is a detection
                 if path.suffix == ".safetensors" or path.name == "learner.json":
-                    assert read_all(folder, base) == expected, path.name
+                    assert read_all(folder, learner) == expected, path.name
                 Audit(folder).last()
                 Tokens(folder)
                 read_json(folder / "service.json")
@@ -89,7 +87,7 @@ def test_every_mutation_is_detected_or_harmless(folder, loaded_tiny) -> None:
             path.write_bytes(data)
     assert len(messages) > MUTATIONS / 2
     assert not any("\n" in message for message in messages)
-    assert read_all(folder, base) == expected
+    assert read_all(folder, learner) == expected
 
 
 def test_swapped_and_missing_files_are_detected(folder, loaded_tiny, tmp_path) -> None:

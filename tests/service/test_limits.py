@@ -90,14 +90,16 @@ class TestTurns:
         with served(folder, batch_size=8, max_caller_queue=256) as service:
             answered: list[str] = []
             predict, held = service.reader.published.learner.predict, threading.Event()
+            begun = threading.Event()
 
             def slow(pixels, top):
+                begun.set()
                 held.wait(60)
                 return predict(pixels, top)
 
             service.reader.published.learner.predict = slow
             many = service.reader.submit(torch.zeros(200, 3, 32, 32, dtype=torch.uint8), 1, "many")
-            wait_until(lambda: service.reader._has_begun)
+            assert begun.wait(60)
             one = service.reader.submit(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), 1, "one")
             many.add_done_callback(lambda _: answered.append("many"))
             one.add_done_callback(lambda _: answered.append("one"))
@@ -142,11 +144,20 @@ class TestTurns:
     def test_a_caller_is_let_in_although_another_has_filled_the_queue(self, folder) -> None:
         with served(folder, max_queue=8, max_caller_queue=8) as service:
             reader, pixels = service.reader, torch.zeros(8, 3, 32, 32, dtype=torch.uint8)
-            reader.waiting, reader._waiting_of["hostile"] = 8, 8  # as if they waited
+            predict, held = reader.published.learner.predict, threading.Event()
+
+            def slow(pixels, top):
+                held.wait(60)
+                return predict(pixels, top)
+
+            reader.published.learner.predict = slow
+            reader.submit(pixels, 1, "hostile")
             for count in (1, 8):
                 with pytest.raises(BusyError, match="8 images of 'hostile' wait"):
                     reader.submit(pixels[:count], 1, "hostile")
-            assert len(reader.submit(pixels, 1, "honest").result(60).predictions) == 8
+            honest = reader.submit(pixels, 1, "honest")
+            held.set()
+            assert len(honest.result(60).predictions) == 8
 
 
 class TestSlots:
@@ -161,8 +172,9 @@ class TestSlots:
             stack.enter_context(limits.hold_slot("other"))  # has none, so it gets one
             with pytest.raises(BusyError, match="4 requests at once"):
                 stack.enter_context(limits.hold_slot("honest"))
-        with limits.hold_slot("hostile"):
-            assert limits._active == {"hostile": 1}
+        with contextlib.ExitStack() as stack:  # all were given back
+            for _ in range(3):
+                stack.enter_context(limits.hold_slot("hostile"))
 
     def test_bodies_of_one_caller_together_are_as_large_as_one(self) -> None:
         limits = Limits(ServiceSettings(max_body=1000))
@@ -176,7 +188,9 @@ class TestSlots:
                     limits.count_bytes(third, 200)  # everyone gets a quarter
                     with pytest.raises(BusyError, match="take all room"):
                         limits.count_bytes(third, 200)
-        assert limits._sizes == {}
+        with limits.hold_slot("a") as one, limits.hold_slot("a") as two:  # all were given back
+            limits.count_bytes(one, 900)
+            limits.count_bytes(two, 100)
 
     def test_a_json_body_is_smaller_than_a_form(self, folder) -> None:
         token = Tokens(folder).add("me", "predict")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 
 from dosapp.drills.floods import FLOODS
@@ -140,13 +141,16 @@ def measure(service: ServiceProcess, token: str, images: list[bytes], seconds: f
                 time.sleep(PAUSE)
 
     def operate() -> None:
-        with service.client() as client:
+        with (
+            service.client() as client,
+            httpx2.Client(base_url=service.url, timeout=60.0) as probe,
+        ):
             for n in range(100_000):
                 if time.monotonic() > end:
                     return
                 actions = {
-                    "/health": lambda: client._request("GET", "/health"),
-                    "/ready": lambda: client._request("GET", "/ready"),
+                    "/health": lambda: probe.get("/health").raise_for_status(),
+                    "/ready": lambda: probe.get("/ready").raise_for_status(),
                     "/freeze": client.freeze if n % 2 == 0 else client.unfreeze,
                 }
                 for path, action in actions.items():
@@ -167,7 +171,7 @@ def _time_action(turn: Turn, path: str, action: Callable[[], Any]) -> None:
     started = time.perf_counter()
     try:
         action()
-    except DosappError as error:
+    except (DosappError, httpx2.HTTPError) as error:
         turn.errors.append(f"{path}: {error}")
     taken = time.perf_counter() - started
     turn.operator[path] = max(taken, turn.operator.get(path, 0.0))
