@@ -3,6 +3,7 @@
 MetaCLIP, LAION's models, TinyCLIP and converted checkpoints of open_clip are of this family.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,6 +25,28 @@ def describe_block(layer: Any) -> Block:
         norm2=layer.layer_norm2,
         mlp=layer.mlp,
         first_mlp=[layer.mlp.fc1],
+    )
+
+
+def describe_text_tower(
+    text: Any,
+    projection: nn.Module,
+    read_at: Callable[[Tensor], Tensor | None],
+    causal: bool = False,
+    pad_to_max_length: bool = False,
+) -> TextTower:
+    """The text tower of CLIP or SigLIP."""
+    return TextTower(
+        module=text,
+        embeddings=text.embeddings,
+        embed=text.embeddings,
+        blocks=[describe_block(layer) for layer in text.encoder.layers],
+        pool=text.final_layer_norm,
+        projection=projection,
+        read_at=read_at,
+        max_length=text.config.max_position_embeddings,
+        causal=causal,
+        pad_to_max_length=pad_to_max_length,
     )
 
 
@@ -57,14 +80,4 @@ class CLIPBackbone(DualEncoder):
             is_legacy = text.eos_token_id == 2
             return (ids if is_legacy else (ids == text.eos_token_id).int()).argmax(dim=1)
 
-        return TextTower(
-            module=text,
-            embeddings=text.embeddings,
-            embed=text.embeddings,
-            blocks=[describe_block(layer) for layer in text.encoder.layers],
-            pool=text.final_layer_norm,
-            projection=model.text_projection,
-            read_at=find_end,
-            max_length=text.config.max_position_embeddings,
-            causal=True,
-        )
+        return describe_text_tower(text, model.text_projection, find_end, causal=True)

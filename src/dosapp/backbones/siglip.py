@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dosapp.backbones.clip import describe_block
+from dosapp.backbones.clip import describe_block, describe_text_tower
 from dosapp.backbones.dual_encoder import DualEncoder
 from dosapp.backbones.tower import ImageTower, TextTower, read_all, read_last
 from dosapp.errors import InputError
@@ -59,17 +59,7 @@ class SiglipBackbone(DualEncoder):
 
     def describe_text(self, model: Any) -> TextTower:
         text = model.text_model
-        return TextTower(
-            module=text,
-            embeddings=text.embeddings,
-            embed=text.embeddings,
-            blocks=[describe_block(layer) for layer in text.encoder.layers],
-            pool=text.final_layer_norm,
-            projection=text.head,
-            read_at=read_last,
-            max_length=text.config.max_position_embeddings,
-            pad_to_max_length=True,
-        )
+        return describe_text_tower(text, text.head, read_last, pad_to_max_length=True)
 
 
 class Siglip2Backbone(SiglipBackbone):
