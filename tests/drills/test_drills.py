@@ -42,8 +42,8 @@ def test_kills_lose_nothing_that_was_reported(tmp_path) -> None:
     assert result["answers"] > 0
     assert result["ended_with"] == 0
     assert result["intervals"] > 0
-    assert result["pictures_adapted"] >= 8 * result["intervals"]
-    assert result["most_pictures_unlearned_by_a_kill"] <= 32
+    assert result["images_adapted"] >= 8 * result["intervals"]
+    assert result["most_images_lost_by_a_kill"] <= 32
 
 
 def test_a_loss_is_found() -> None:

@@ -390,9 +390,9 @@ class TestStream:
             wait_until(lambda: service.writer.signals.adapted == 8)
 
     def test_images_are_never_written_to_a_disk(self, folder) -> None:
-        """While pictures large enough for a temporary file come, are corrected, learned from and
+        """While images large enough for a temporary file come, are corrected, learned from and
         go, Python opens nothing for writing but the learner's own records, and none of these holds
-        a picture: as it was sent, or as pixels. (What C code opens by itself is not seen.)"""
+        an image: as it was sent, or as pixels. (What C code opens by itself is not seen.)"""
         large = noise(1200, "BMP")  # 4 MB: beyond what forms usually keep in memory
         small = noise(32, "PNG")
         with written() as paths, served(folder, max_skew=1.0, max_disagreement=1.0) as service:

@@ -320,11 +320,11 @@ class TestLearn:
             with zipfile.ZipFile(buffer, "w") as archive:
                 for n, image in enumerate(files(scenario, 1, 8)):
                     archive.writestr(f"{'fox' if n % 2 else 'owl'}/{n}.png", image["buffer"])
-            lesson = {"name": "l.zip", "mimeType": "application/zip", "buffer": buffer.getvalue()}
+            upload = {"name": "l.zip", "mimeType": "application/zip", "buffer": buffer.getvalue()}
         url, service = served(adapt=False)
         page, other = visit(url), visit(url)
         with busy_writer(service):
-            page.set_input_files("#archive-file", lesson)
+            page.set_input_files("#archive-file", upload)
             page.get_by_role("button", name="Learn the zip").click()
             for one in (page, other):
                 expect(one.locator("#learn-jobs")).to_contain_text("Waiting to learn fox, owl")

@@ -26,7 +26,7 @@ def check_float64() -> dict[str, float]:
     pair = Implementations(small(), double=True, lr=1e-3).set_size(6, 7)
     student, method, baseline, loss_gap = pair.student, pair.method, pair.baseline, 0.0
     for step in range(3):
-        pixels, labels = random_images(6, 32, f"lesson {step}"), torch.tensor([0, 1, 2, 0, 1, 1])
+        pixels, labels = random_images(6, 32, f"step {step}"), torch.tensor([0, 1, 2, 0, 1, 1])
         loss = student.clip_loss(pixels, labels)
         loss_gap = max(loss_gap, abs(loss.item() - baseline.training_step(pixels, labels).item()))
         student.step(loss)

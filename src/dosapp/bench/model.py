@@ -89,7 +89,7 @@ def random_clip(config: Mapping[str, Any], seed: int = 0) -> CLIPBackbone:
     return CLIPBackbone(model, tokenizer, processing, "random")
 
 
-def random_images(count: int, size: int, key: str = "pictures") -> Tensor:
+def random_images(count: int, size: int, key: str = "images") -> Tensor:
     """Random pixels in [0, 1], `[count, 3, size, size]`; equal keys give equal images.
 
     Example:
