@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dosapp.data.cache import CachedImages
+from dosapp.data.cache import CachedImages, cache_folder
 from dosapp.data.registry import load_dataset
 from dosapp.errors import InputError, StorageError
 from support.images import BROKEN, PREPROCESS, write_image, write_images
@@ -105,6 +105,13 @@ class TestUnreadableImages:
             data.train.images.check()
             data.test.images.check()
             monkeypatch.setattr(type(data.train.images.source), "open", None)
+
+
+def test_a_cache_of_an_earlier_version_is_used(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("DOSAPP_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path / "images"
+    (tmp_path / "pictures").mkdir()
+    assert cache_folder() == tmp_path / "pictures"
 
 
 class TestEviction:

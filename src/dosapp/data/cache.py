@@ -47,12 +47,18 @@ def cache_folder() -> Path:
 
     A user's cache that cannot be written is replaced by a temporary folder, with a warning.
     """
+    root = _cache_root()
+    old = root / "pictures"  # its name before 0.3
+    return old if old.is_dir() else root / "images"
+
+
+def _cache_root() -> Path:
     if chosen := os.environ.get("DOSAPP_CACHE"):
-        return Path(chosen) / "pictures"
+        return Path(chosen)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     existing = next(path for path in (home / "dosapp", home, *home.parents) if os.path.exists(path))
     is_writable = existing.is_dir() and os.access(existing, os.W_OK)
-    return (home / "dosapp" if is_writable else Path(_temporary_cache(home).name)) / "pictures"
+    return home / "dosapp" if is_writable else Path(_temporary_cache(home).name)
 
 
 @cache
