@@ -104,7 +104,7 @@ def test_the_examples_of_your_own_run(trained, tmp_path, monkeypatch, capsys) ->
 
 def test_the_examples_for_scikit_learn_and_river_run(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    for code in blocks((ROOT / "docs" / "habits.md").read_text(), "python"):
+    for code in blocks((ROOT / "docs" / "integrations.md").read_text(), "python"):
         exec(code, {})
     printed = capsys.readouterr().out
     assert "(16, 4) " in printed

@@ -1,4 +1,4 @@
-"""River's habits: one image at a time, and predict before learning."""
+"""River's interface: one image at a time, and predict before learning."""
 
 import pytest
 import torch

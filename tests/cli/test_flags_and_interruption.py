@@ -1,4 +1,4 @@
-"""Habits of other tools: flags of open_clip and transformers, completion, Ctrl-C."""
+"""Of the command line: flags of open_clip and transformers, completion, Ctrl-C."""
 
 import os
 import subprocess
