@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dosapp.experiments.plan import build_scenario, plan
-from dosapp.experiments.run import describe_machine
+from dosapp.runtime.machine import describe_machine
 from dosapp.settings import RunSettings
 from support import pins
 from support.settings import shared_only

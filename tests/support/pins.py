@@ -13,10 +13,10 @@ import torch
 from dosapp.backbones.dual_encoder import DualEncoder
 from dosapp.backbones.registry import load_backbone
 from dosapp.experiments.plan import build_scenario
-from dosapp.experiments.run import describe_machine
 from dosapp.history.history import History
 from dosapp.learner.learner import Learner
 from dosapp.methods.registry import METHODS
+from dosapp.runtime.machine import describe_machine
 from dosapp.settings import RunSettings
 
 FILE = Path(__file__).parent / "pins.json"

@@ -93,8 +93,8 @@ def run(
     """
     from dosapp.cli.progress import run_progress
     from dosapp.experiments.plan import load_settings, plan
-    from dosapp.experiments.run import check_run_folder, forced_folder, replace_run
     from dosapp.experiments.run import run as compute
+    from dosapp.experiments.run_folder import check_run_folder, forced_folder, replace_run
     from dosapp.experiments.store import Store
     from dosapp.experiments.tracking import TrackingCallback, parse_trackers
     from dosapp.runtime import distributed

@@ -22,10 +22,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dosapp.errors import unknown_name
 from dosapp.experiments.plan import Plan, plan
-from dosapp.experiments.run import describe_machine, timestamp
 from dosapp.learner.learner import Learner
 from dosapp.learner.training import Training
 from dosapp.runtime.files import read_json, write_json
+from dosapp.runtime.machine import describe_machine, timestamp
 from dosapp.runtime.process_memory import peak_memory, reset_peak_memory
 from dosapp.scenario import Session
 from dosapp.settings import PAPER_LR, RunSettings, hash_key

@@ -32,7 +32,8 @@ from dosapp.experiments.plan import comparable_settings, plan, resolve_training
 from dosapp.experiments.presets import apply_preset
 from dosapp.experiments.ray_cluster import RETRIES, run_on_ray
 from dosapp.experiments.result import Result
-from dosapp.experiments.run import forced_folder, replace_run, run
+from dosapp.experiments.run import run
+from dosapp.experiments.run_folder import forced_folder, replace_run
 from dosapp.experiments.store import Store
 from dosapp.experiments.tracking import TrackingCallback
 from dosapp.runtime.files import write_bytes

@@ -6,11 +6,7 @@ A run has a folder. The history of its learner is its checkpoint: killed at any 
 from the last one and ends with the same bytes.
 """
 
-import datetime
 import importlib.metadata
-import json
-import platform
-import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dosapp.errors import CorruptRecordError, InputError
+from dosapp.errors import CorruptRecordError
 from dosapp.experiments.callbacks import Phase, RunCallback
 from dosapp.experiments.evaluator import Evaluator
 from dosapp.experiments.metrics import (
@@ -38,14 +34,15 @@ from dosapp.experiments.metrics import (
 )
 from dosapp.experiments.plan import Plan, plan, run_label
 from dosapp.experiments.result import Result, matrix_cells
+from dosapp.experiments.run_folder import check_same_run
 from dosapp.history.record import State
 from dosapp.learner.learner import Learner
 from dosapp.learner.persistence import write_description
 from dosapp.methods.base import AdaptResult
 from dosapp.runtime import distributed
 from dosapp.runtime.devices import resolve_device
-from dosapp.runtime.files import ensure_dir, lock_folder, read_json, write_json
-from dosapp.runtime.plural import plural
+from dosapp.runtime.files import ensure_dir, lock_folder, write_json
+from dosapp.runtime.machine import describe_machine, timestamp
 from dosapp.runtime.process_memory import peak_memory, reset_peak_memory
 from dosapp.settings import RunSettings
 
@@ -110,13 +107,13 @@ def run(
     """
     folder = Path(folder)
     planned = settings if isinstance(settings, Plan) else plan(settings, data)
-    known = _check_folder(folder, planned.identity, resume)
+    known = check_same_run(folder, planned.identity, resume)
     if known and (folder / "result.json").exists():
         return Result.read(folder)
     resolve_device(planned.settings.device)  # before the folder exists
     with lock_folder(ensure_dir(folder), wait):
         # Another process may have started or finished it meanwhile.
-        known = _check_folder(folder, planned.identity, resume)
+        known = check_same_run(folder, planned.identity, resume)
         if known and (folder / "result.json").exists():
             return Result.read(folder)
         reset_peak_memory()
@@ -131,77 +128,6 @@ def run(
             experiment = Experiment(planned, learner, folder, callback or RunCallback())
             experiment.history.begin_writing(lock)
             return experiment.finish()
-
-
-def forced_folder(planned: Plan, folder: Path) -> Path | None:
-    """Where to compute a stored run again; None if there is no run in the folder yet.
-
-    The stored one stays until `replace_run`, so a failure loses nothing.
-
-    Raises:
-        InputError: The folder holds something else, or there are several processes.
-    """
-    if not folder.exists():
-        return None
-    if distributed.world_size() > 1:
-        raise InputError("--force works in one process; delete the folder of the run instead")
-    if not (folder / "run.json").exists():
-        raise InputError(f"'{folder}' holds no run, so --force does not replace it")
-    _check_folder(folder, planned.identity, resume=True)
-    return folder.with_name(folder.name + ".forced")
-
-
-def replace_run(new: Path, old: Path) -> None:
-    """Put a run that was computed again in the place of the old one."""
-    with lock_folder(old), lock_folder(ensure_dir(old / "learner")):
-        for path in old.iterdir():
-            if path.name == ".lock":
-                continue
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        for path in new.iterdir():
-            if path.name != ".lock":
-                shutil.move(path, old / path.name)
-    shutil.rmtree(new)
-
-
-def check_run_folder(folder: Path, resume: bool) -> dict[str, Any] | None:
-    """Read `run.json`, before anything is loaded.
-
-    Args:
-        folder: The folder of a run.
-        resume: Whether a run in it is continued.
-
-    Returns:
-        What is known of the run; None if there is none yet.
-
-    Raises:
-        InputError: The folder holds a run that is not to be continued, or something else.
-    """
-    path = folder / "run.json"
-    if not path.exists():
-        others = [p for p in folder.iterdir() if p.name[0] != "."] if folder.exists() else []
-        if others and [p.name for p in others] != ["error.log"]:
-            raise InputError(f"'{folder}' is not empty and holds no run; choose another --out")
-        return None
-    if not resume:
-        raise InputError(f"'{folder}' already holds a run; add --resume to continue it")
-    known: dict[str, Any] = read_json(path)
-    return known
-
-
-def _check_folder(folder: Path, identity: Mapping[str, Any], resume: bool) -> dict[str, Any] | None:
-    """Read `run.json`; raise if the folder holds another run or something else."""
-    known = check_run_folder(folder, resume)
-    if known is None:
-        return None
-    if known.get("identity") != json.loads(json.dumps(identity)):
-        raise InputError(f"'{folder}' holds a run with other settings; choose another --out")
-    processes = known.get("processes", 1)
-    if processes != distributed.world_size() and not (folder / "result.json").exists():
-        raise InputError(
-            f"'{folder}' was started with {plural(processes, 'process')}; continue it with as many"
-        )
-    return known
 
 
 @contextmanager
@@ -465,29 +391,6 @@ class Experiment:
         metrics["control_accuracy"] = self.evaluator.control_accuracy()
         metrics["control_kept"] = metrics["control_accuracy"] - progress.control
         return metrics
-
-
-def describe_machine(device: str) -> str:
-    """Processor, threads and device, for a result."""
-    description = f"{_processor_name()}, {torch.get_num_threads()} threads"
-    if device == "cuda":
-        description += f", {torch.cuda.get_device_name()}"
-    elif device != "cpu":
-        description += f", {device}"
-    processes = distributed.world_size()
-    return description if processes == 1 else f"{description}, {processes} processes"
-
-
-def _processor_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")  # Linux has no other source
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
-
-
-def timestamp() -> str:
-    """The current time in UTC, ISO 8601."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def _percentages(parts: list[Any], totals: list[int]) -> list[float | None]:

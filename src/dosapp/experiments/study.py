@@ -27,8 +27,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dosapp.errors import InputError, unknown_name
 from dosapp.experiments.grid import parse_seeds
 from dosapp.experiments.presets import apply_preset
-from dosapp.experiments.run import timestamp
 from dosapp.runtime.files import read_json, write_json
+from dosapp.runtime.machine import timestamp
 from dosapp.settings import RunSettings, hash_key, read_options, read_yaml
 
 
