@@ -40,6 +40,7 @@ from dosapp.methods.base import Batch as Batch
 from dosapp.methods.base import Batches as Batches
 from dosapp.methods.base import AdaptResult as AdaptResult
 from dosapp.methods.base import TrainingStage as TrainingStage
+from dosapp.methods.staged import Stage as Stage
 from dosapp.student.student import Student as Student
 from dosapp.student.selection import Selection as Selection
 

@@ -160,7 +160,15 @@ class Scenario:
         return self._map_unlabelled(draw)
 
     def noisy(self, *, stream: float = 0.0, test: float = 0.0) -> "Scenario":
-        """Add Gaussian noise to D^u and D^e, σ in [0, 1] pixels, clipped."""
+        """Add Gaussian noise to images, clipped to [0, 1].
+
+        Args:
+            stream: Standard deviation on D^u, of pixels in [0, 1].
+            test: The same on D^e.
+
+        Returns:
+            A new scenario.
+        """
         if stream < 0 or test < 0:
             raise InputError(f"noise is {min(stream, test)}; a standard deviation is at least 0")
         tasks = tuple(
@@ -182,7 +190,16 @@ class Scenario:
         return replace(self, order=stream_order.one_class)
 
     def few_classes(self, low: int, high: int, batch_size: int) -> "Scenario":
-        """Stream batches of `low` to `high` classes each."""
+        """Stream batches of few classes each.
+
+        Args:
+            low: Fewest classes of a batch.
+            high: Most classes of a batch.
+            batch_size: Images of a batch.
+
+        Returns:
+            A new scenario.
+        """
         return replace(self, order=stream_order.few_classes(low, high, batch_size))
 
     def dirichlet(self, concentration: float) -> "Scenario":

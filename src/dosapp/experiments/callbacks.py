@@ -9,6 +9,8 @@ Phase = Literal["learn", "adapt"]  # the labelled and the unlabelled phase of a 
 class RunCallback:
     """Called while a run goes on; every default does nothing.
 
+    Sessions count from 0, steps from 1; `total` is the number of steps of a session's phase.
+
     Example:
         >>> class PrintAccuracies(RunCallback):
         ...     def on_evaluation(self, session: int, accuracies: list[float]) -> None:
@@ -30,7 +32,12 @@ class RunCallback:
         """A batch of the stream was processed."""
 
     def on_evaluation(self, session: int, accuracies: list[float]) -> None:
-        """A session is over; accuracies are those of the tasks seen so far."""
+        """A session is over.
+
+        Args:
+            session: The session.
+            accuracies: In per cent, on each task seen so far.
+        """
 
     def on_metrics(self, session: int, metrics: Mapping[str, float]) -> None:
         """The same as metrics by name: `accuracy`, `task_accuracy/01`, …, `forgetting`."""

@@ -161,7 +161,15 @@ class Method:
     old_values: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 
     def wrap_backbone(self, backbone: Backbone, seed: int) -> Backbone:
-        """Put the method's own parameters around the backbone, if it has any."""
+        """Put the method's own parameters around the backbone, if it has any.
+
+        Args:
+            backbone: The pretrained model.
+            seed: For the initial values of the parameters.
+
+        Returns:
+            A `BackboneWrapper`, or the backbone itself.
+        """
         return backbone
 
     def external_images(self, preprocess: Preprocess) -> list[str]:
@@ -177,17 +185,39 @@ class Method:
         """Called before anything of a session is learned; raise if something is missing."""
 
     def select_parameters(self, student: Student, batches: Batches) -> Selection:
-        """Select the weights that train in this session; `batches` is one pass over its images."""
+        """Select the weights that train in this session.
+
+        Args:
+            student: Before the first step of the session.
+            batches: One pass over the session's images.
+
+        Returns:
+            Names of weights, with a mask if only some entries train.
+        """
         return Selection(tuple(student.backbone.tower_weights()))
 
     def begin_session(self, student: Student, session: Session) -> None:
         """Called when the selection is made and no weight has changed yet."""
 
     def begin_epoch(self, student: Student, epoch: int, batches: Batches) -> None:
-        """Called before each epoch; `batches` is one pass over the session's images."""
+        """Called before each epoch.
+
+        Args:
+            student: The student.
+            epoch: From 0.
+            batches: One pass over the session's images.
+        """
 
     def loss(self, student: Student, batch: Batch) -> Tensor:
-        """The loss of a labelled batch."""
+        """The loss of a labelled batch.
+
+        Args:
+            student: The student.
+            batch: Images and labels, with replayed ones if there is a buffer.
+
+        Returns:
+            A scalar with a gradient.
+        """
         return student.clip_loss(batch.pixels, batch.labels)
 
     def after_step(self, student: Student) -> None:
@@ -197,7 +227,15 @@ class Method:
         """Called after the last epoch, before the extra stages."""
 
     def extra_stages(self, student: Student, steps_per_epoch: int) -> Sequence[TrainingStage]:
-        """Stages of training after the epochs."""
+        """Stages of training after the epochs.
+
+        Args:
+            student: Before the first step of the session.
+            steps_per_epoch: Of the session.
+
+        Returns:
+            The stages, in order.
+        """
         return ()
 
     def end_session(self, student: Student, session: Session) -> None:
@@ -214,7 +252,15 @@ class Method:
         """Called after a session: select the weights that train on the stream."""
 
     def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult | None:
-        """Pseudo-labels and loss of an unlabelled batch; None if the method does not adapt."""
+        """Pseudo-labels and loss of an unlabelled batch.
+
+        Args:
+            student: The student.
+            pixels: Images `[B, 3, H, W]`, floats in [0, 1].
+
+        Returns:
+            Labels, and a loss if a step is to be taken; None if the method does not adapt.
+        """
         return None
 
     def after_stream_step(self, student: Student) -> None:

@@ -14,6 +14,16 @@ class Stage(Method):
     """What any labelled method can be followed by in each session.
 
     It acts in `end_training`, `extra_stages` and `end_session`, and never on the stream.
+
+    Example:
+        >>> from dosapp import METHODS, Stage, method_dataclass
+        >>> @method_dataclass
+        ... class PrintClasses(Stage):
+        ...     role = "merging"
+        ...     def end_session(self, student, session):
+        ...         print(session.classes)
+        >>> METHODS["flyp"]().with_stage(PrintClasses())
+        FLYP().with_stage(PrintClasses())
     """
 
     phase: ClassVar[Phase] = "stage"

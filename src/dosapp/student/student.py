@@ -135,7 +135,16 @@ class Student:
     def encode_pairs(
         self, pixels: Tensor, labels: Tensor, backbone: Backbone | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Features `[B, D]` of images and of their captions; each caption is encoded once."""
+        """Encode images and their captions; each caption is encoded once.
+
+        Args:
+            pixels: Images `[B, 3, H, W]` in [0, 1].
+            labels: Indices `[B]` of the student's classes.
+            backbone: The model that encodes, if not the student's.
+
+        Returns:
+            Features `[B, D]` of the images, and of the captions.
+        """
         backbone = backbone or self.backbone
         present, index = labels.unique(return_inverse=True)
         texts = backbone.encode_text(self.text_head.captions(present.tolist()))
@@ -175,7 +184,15 @@ class Student:
     def iter_gradients(
         self, losses: Iterable[Tensor], weights: Mapping[str, Tensor]
     ) -> Iterator[dict[str, Tensor]]:
-        """The gradient of each loss in turn, equal in every process; no weight changes."""
+        """The gradient of each loss in turn, equal in every process; no weight changes.
+
+        Args:
+            losses: Computed one by one, as the iterator is advanced.
+            weights: Those whose gradients are needed, by name.
+
+        Raises:
+            DivergedError: A gradient is not finite.
+        """
         # A fixed scale: the scaler's own grows until a gradient overflows.
         scale = INITIAL_LOSS_SCALE if self._scaler.is_enabled() else 1.0
         if not weights:
@@ -323,7 +340,12 @@ class Student:
 
     @torch.no_grad()
     def assign(self, values: Mapping[str, Tensor], mask: Mask | None = None) -> None:
-        """Set weights, everywhere or where a mask inside the selection is True."""
+        """Set weights.
+
+        Args:
+            values: By name.
+            mask: Set only entries that are True; it must lie inside the selection.
+        """
         weights = self.backbone.weights()
         for name, value in values.items():
             weight = weights[name]
