@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import tensor
 
-from dosapp.experiments.plan import build_scenario, plan, run_label
+from dosapp.experiments.identity import run_label
+from dosapp.experiments.plan import build_scenario, plan
 from dosapp.experiments.run import run
 from dosapp.learner.learner import Learner
 from dosapp.learner.mitigations import BatchCheck, Mitigations

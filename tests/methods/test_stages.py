@@ -5,7 +5,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dosapp.errors import InputError
-from dosapp.experiments.plan import build_scenario, comparable_settings, plan, run_label
+from dosapp.experiments.identity import comparable_settings, run_label
+from dosapp.experiments.plan import build_scenario, plan
 from dosapp.learner.learner import Learner
 from dosapp.methods.alignment import ClassifierAlignment
 from dosapp.methods.cofima import CoFiMA

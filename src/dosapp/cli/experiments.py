@@ -154,7 +154,7 @@ def grid(
     """Compute the runs of a grid file, each once; it can be resumed."""
     from dosapp.cli.progress import grid_progress
     from dosapp.experiments.grid import read_grid, run_grid
-    from dosapp.experiments.plan import run_label
+    from dosapp.experiments.identity import run_label
     from dosapp.experiments.store import Store
     from dosapp.runtime.devices import resolve_device
 

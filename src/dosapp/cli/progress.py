@@ -10,7 +10,7 @@ from rich.table import Table
 
 from dosapp.experiments.callbacks import Phase, RunCallback
 from dosapp.experiments.grid import Outcome
-from dosapp.experiments.plan import run_label
+from dosapp.experiments.identity import run_label
 from dosapp.runtime.plural import plural
 from dosapp.settings import RunSettings
 

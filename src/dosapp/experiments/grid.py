@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dosapp.errors import DosappError, InputError
-from dosapp.experiments.plan import comparable_settings, plan, resolve_training
+from dosapp.experiments.identity import comparable_settings
+from dosapp.experiments.plan import plan, resolve_training
 from dosapp.experiments.presets import apply_preset
 from dosapp.experiments.ray_cluster import RETRIES, run_on_ray
 from dosapp.experiments.result import Result

@@ -21,6 +21,7 @@ import torch
 from dosapp.errors import CorruptRecordError
 from dosapp.experiments.callbacks import Phase, RunCallback
 from dosapp.experiments.evaluator import Evaluator
+from dosapp.experiments.identity import run_label
 from dosapp.experiments.metrics import (
     DEFINITIONS,
     MATRIX_METRICS,
@@ -32,7 +33,7 @@ from dosapp.experiments.metrics import (
     previous_tasks,
     sample_weighted_accuracy,
 )
-from dosapp.experiments.plan import Plan, plan, run_label
+from dosapp.experiments.plan import Plan, plan
 from dosapp.experiments.result import Result, matrix_cells
 from dosapp.experiments.run_folder import check_same_run
 from dosapp.history.record import State

@@ -1,7 +1,8 @@
 """Class means and a pooled scatter matrix of image features: what closed-form heads are made of.
 
 No image is kept. Features are added class by class in any order, and sums are in float64, so the
-order of sessions does not matter.
+order of sessions does not matter. `learner/class_head.py` collects them, and moves them with the
+stream.
 """
 
 from collections.abc import Mapping

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dosapp.experiments.plan import comparable_settings
+from dosapp.experiments.identity import comparable_settings
 from dosapp.experiments.result import CLASS_ORDER_SETTINGS
 from dosapp.report.tables import Row, format_mean_std, markdown_lines
 

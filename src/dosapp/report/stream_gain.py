@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dosapp.experiments.plan import comparable_settings
+from dosapp.experiments.identity import comparable_settings
 from dosapp.experiments.result import Result
 from dosapp.methods.registry import METHODS
 from dosapp.report.tables import row_label

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dosapp.errors import InputError
-from dosapp.experiments.plan import comparable_settings
+from dosapp.experiments.identity import comparable_settings
 from dosapp.experiments.result import Result
 from dosapp.methods.registry import build_method
 from dosapp.report.tables import Row

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 
 from dosapp.errors import InputError, unknown_name
-from dosapp.experiments.plan import comparable_settings, method_title, run_label
+from dosapp.experiments.identity import comparable_settings, method_title, run_label
 from dosapp.experiments.result import (
     Result,
     check_comparable,
