@@ -94,7 +94,7 @@ def run(
     from dosapp.cli.progress import run_progress
     from dosapp.experiments.plan import load_settings, plan
     from dosapp.experiments.run import run as compute
-    from dosapp.experiments.run_folder import check_run_folder, forced_folder, replace_run
+    from dosapp.experiments.run_folder import check_run_folder, find_forced_folder, replace_run
     from dosapp.experiments.store import Store
     from dosapp.experiments.tracking import TrackingCallback, parse_trackers
     from dosapp.runtime import distributed
@@ -108,7 +108,7 @@ def run(
     with distributed.process_group(settings.device):
         planned = plan(settings)
         run_folder = folder or Store(Path("runs")).run_folder(planned)
-        again = forced_folder(planned, run_folder) if force else None
+        again = find_forced_folder(planned, run_folder) if force else None
         is_stored = not force and (run_folder / "result.json").exists()
         with (
             distributed.rank_folder(again or run_folder) as own_folder,

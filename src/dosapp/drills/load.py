@@ -102,7 +102,9 @@ def drill(
             row: dict[str, Any] = {"share": load, "requests_per_second": rate}
             for name, service in services.items():
                 answered = IMAGES * len(responses[name].latencies)
-                row[name] = responses[name].to_json() | _adapted(service, before[name], answered)
+                row[name] = responses[name].to_json() | _measure_adapted(
+                    service, before[name], answered
+                )
             curve.append(row)
         on_progress(f"{sustained:.0f} seconds of full load")
         memory = [resident_memory(on.process.pid)]
@@ -197,7 +199,9 @@ def _wait_until_idle(service: ServiceProcess) -> None:
     time.sleep(0.5)
 
 
-def _adapted(service: ServiceProcess, before: dict[str, Any], answered: int) -> dict[str, Any]:
+def _measure_adapted(
+    service: ServiceProcess, before: dict[str, Any], answered: int
+) -> dict[str, Any]:
     """The share of answered images learned from, with those that wait for a full batch."""
     after = _status(service)
     learned = after["signals"]["adapted"] - before["signals"]["adapted"]

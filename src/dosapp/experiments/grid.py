@@ -34,7 +34,7 @@ from dosapp.experiments.presets import apply_preset
 from dosapp.experiments.ray_cluster import RETRIES, run_on_ray
 from dosapp.experiments.result import Result
 from dosapp.experiments.run import run
-from dosapp.experiments.run_folder import forced_folder, replace_run
+from dosapp.experiments.run_folder import find_forced_folder, replace_run
 from dosapp.experiments.store import Store
 from dosapp.experiments.tracking import TrackingCallback
 from dosapp.runtime.files import write_bytes
@@ -272,7 +272,7 @@ def compute_run(settings: RunSettings, folder: Path, keep: bool, force: bool = F
         planned = plan(settings)
         run_folder = Store(folder).run_folder(planned)
         is_stored = (run_folder / "result.json").exists()
-        again = forced_folder(planned, run_folder) if force and is_stored else None
+        again = find_forced_folder(planned, run_folder) if force and is_stored else None
         own_folder = again or run_folder
         with closing(TrackingCallback(own_folder, planned.settings)) as callback:
             result = run(planned, own_folder, resume=True, wait=True, callback=callback)

@@ -68,7 +68,7 @@ def check_same_run(
     return known
 
 
-def forced_folder(planned: Plan, folder: Path) -> Path | None:
+def find_forced_folder(planned: Plan, folder: Path) -> Path | None:
     """Where to compute a stored run again; None if there is no run in the folder yet.
 
     The stored one stays until `replace_run`, so a failure loses nothing.

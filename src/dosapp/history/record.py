@@ -67,11 +67,11 @@ def read_record(path: Path) -> tuple[State, str]:
         state = State(load(data), facts)
         is_intact = compute_checksum(state) == checksum
     except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as error:
-        raise _torn(path, error) from error
+        raise _torn_error(path, error) from error
     except MemoryError as error:
         raise StorageError(f"there is not enough memory to read '{path}'; free some") from error
     if not is_intact:
-        raise _changed(path)
+        raise _checksum_error(path)
     return state, checksum
 
 
@@ -84,7 +84,7 @@ def read_facts(path: Path) -> tuple[dict[str, Any], str]:
         if limit <= len(data) or len(data) == size:
             return _read_header(path, data, size)
         if limit > MAX_HEADER:
-            raise _torn(path, f"its header would have {limit} bytes")
+            raise _torn_error(path, f"its header would have {limit} bytes")
 
 
 def _read(path: Path, limit: int | None = None) -> tuple[bytes, int]:
@@ -107,11 +107,11 @@ def _read_header(path: Path, data: bytes, size: int) -> tuple[dict[str, Any], st
         is_intact = header.get("facts_sha256", _hash_text(text)) == _hash_text(text)
         facts = json.loads(text)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _torn(path, error) from error
+        raise _torn_error(path, error) from error
     if not is_intact:
-        raise _changed(path)
+        raise _checksum_error(path)
     if not isinstance(facts, dict) or not isinstance(checksum, str):
-        raise _torn(path, "its facts are not an object")
+        raise _torn_error(path, "its facts are not an object")
     return facts, checksum
 
 
@@ -119,11 +119,11 @@ def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _torn(path: Path, reason: object) -> CorruptRecordError:
+def _torn_error(path: Path, reason: object) -> CorruptRecordError:
     return CorruptRecordError(f"'{path}' is torn or not a record of dosapp ({reason})")
 
 
-def _changed(path: Path) -> CorruptRecordError:
+def _checksum_error(path: Path) -> CorruptRecordError:
     return CorruptRecordError(
         f"'{path}' was changed after it was written: its checksum does not match"
     )

@@ -38,7 +38,9 @@ class MagMax(Stage):
     def resume_training(self, student: Student) -> None:
         """θ ← θ_t + (θ - merged)."""
         weights, sequential = student.backbone.weights(), self.sequential.weights()
-        student.assign({n: sequential[n] + (weights[n] - self.merged(n)) for n in self.largest})
+        student.assign(
+            {n: sequential[n] + (weights[n] - self.merge_weight(n)) for n in self.largest}
+        )
 
     @torch.no_grad()
     def end_training(self, student: Student, session: Session) -> None:
@@ -48,9 +50,9 @@ class MagMax(Stage):
             vector = student.backbone.weights()[name] - original[name]
             known = self.largest.get(name, torch.zeros_like(vector))
             self.largest[name] = torch.where(vector.abs() > known.abs(), vector, known)
-        student.assign({name: self.merged(name) for name in self.largest})
+        student.assign({name: self.merge_weight(name) for name in self.largest})
 
-    def merged(self, name: str) -> Tensor:
+    def merge_weight(self, name: str) -> Tensor:
         """A weight after merging."""
         return self.original.weights()[name] + self.scaling_coef * self.largest[name]
 
