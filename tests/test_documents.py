@@ -207,6 +207,7 @@ def test_the_tables_in_the_docs_are_the_reports() -> None:
     [
         ("does-it-work", "hard", "hard"),
         ("does-it-work", "real", "real-small"),
+        ("does-it-work", "real-gtsrb", "real-small"),
         ("readings", "readings", "hard"),
     ],
 )

@@ -1,6 +1,6 @@
 """Stream-GDA: class Gaussians that follow the features, and teach the student on the stream.
 
-Not in the paper (docs/stream-gda.md). All weights train, as in FLYP. Gaussian discriminant
+Not in the paper (docs/beyond.md). All weights train, as in FLYP. Gaussian discriminant
 analysis on class means that the stream moves (learner/class_head.py) predicts, beside the captions.
 On the stream its label is the student's target, so what is known of the old classes' features
 pulls their captions along:
@@ -21,7 +21,7 @@ class StreamGDA(SelfTraining):
     """Fine-tuning and self-training, with class statistics that predict and label."""
 
     summary = "fine-tune; class Gaussians moved by the stream predict and give pseudo-labels"
-    reference = "this project, docs/stream-gda.md"
+    reference = "this project, docs/beyond.md"
     phase = "both"
     head = "gda-moved"
     head_text_weight = 1.0
