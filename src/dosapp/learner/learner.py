@@ -115,6 +115,7 @@ class Learner:
             all_class_negatives=s.all_class_negatives,
         )
         self.replay_buffer = ReplayBuffer(s.buffer_size, s.seed)
+        # Options around every stream step, all off by default (docs/methods.md).
         self.mitigations = Mitigations(
             s.confidence_gate,
             s.entropy_lr_scaling,
@@ -125,7 +126,7 @@ class Learner:
         # A method has a head of its own unless the settings name one.
         text_weight = s.head_text_weight if s.head else self.method.head_text_weight
         self.head = ClassHead(s.head or self.method.head, text_weight, s.head_width, s.seed)
-        self.canary = Canary()
+        self.canary = Canary()  # labelled images kept from training, by which a service guards
         self.sessions = 0  # finished ones
         self.method.setup(self.student)
         self.head.setup(self.student, self._method_expert)
@@ -172,7 +173,7 @@ class Learner:
         check_class_names([new], "the new name")
         if new in self.classes:
             raise InputError(f"the class '{new}' exists already; give another name")
-        with self.canary.keep_change(self):
+        with self.canary.keep_change(self):  # its baseline changes with the classes
             self.student.text_head.rename_class(old, new)
             self.canary.rename_class(old, new)
 
@@ -451,9 +452,8 @@ class Learner:
 
     @torch.no_grad()
     def _head_labels(self, pixels: Tensor) -> Tensor:
-        return (
-            self.class_scores(pixels, self.answering_expert[1]).argmax(dim=1).clone()
-        )  # a normal tensor
+        labels = self.class_scores(pixels, self.answering_expert[1]).argmax(dim=1)
+        return labels.clone()  # autograd takes no inference tensor
 
     @torch.inference_mode()
     def predict(self, images: Images, top: int = 5) -> list[Prediction]:
@@ -568,7 +568,7 @@ class Learner:
         unshared = [n for n in names if trainable or f"student/{n}" in state.tensors]
         backbone = self.pretrained.shared_copy(unshared=unshared)
         other = Learner(self.settings, backbone, self._pretrained)
-        other.canary = replace(self.canary)  # sets that were given stay
+        other.canary = replace(self.canary)  # labelled images that a user gave stay
         other.restore(state, working)
         return other
 

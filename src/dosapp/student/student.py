@@ -151,7 +151,7 @@ class Student:
         return backbone.encode_image(pixels), texts[index]
 
     def encode_absent_captions(self, labels: Tensor) -> Tensor | None:
-        """Features `[R, D]` of the captions of the classes that a batch lacks, if they are used."""
+        """Features `[absent, D]` of captions of classes that a batch lacks, if they are used."""
         present = set(labels.tolist())
         absent = [label for label in range(len(self.classes)) if label not in present]
         if not self.all_class_negatives or not absent:
@@ -355,7 +355,7 @@ class Student:
         self.backbone.revision += 1
         self.weights_assigned = True
 
-    # Shared copies: teachers and anchors
+    # Shared copies: teachers, and models as they were before a session
 
     def shared_copy(self) -> Backbone:
         """A copy of the backbone that shares each weight until it becomes trainable."""
