@@ -132,7 +132,8 @@ def choose_training(learner: "Learner", session: Session) -> Training:
         if is_worse or loss < LITTLE_LEFT * zero_shot:
             break
     lr = smallest_good_rate(trials, zero_shot)
-    if min(trials.values()) < zero_shot or training.epochs is not None:
+    # Equal losses: the method trains nothing, and there is nothing to warn of.
+    if min(trials.values()) <= zero_shot or training.epochs is not None:
         return replace(training, lr=lr)
     warnings.warn(
         "no learning rate lowers the loss on held-out images of the first session, so the learner "
