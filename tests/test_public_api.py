@@ -5,6 +5,7 @@ import importlib.metadata
 import inspect
 import subprocess
 import sys
+import tomllib
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import get_type_hints
@@ -24,6 +25,13 @@ VALUES = ["Batch", "Prediction", "Result", "Split", "Task", "TrainingStage"]
 
 def public_object(name: str) -> object:
     return getattr(dosapp, name)
+
+
+def test_types_are_published_and_checked() -> None:
+    assert (Path(dosapp.__file__).parent / "py.typed").exists()
+    root = Path(__file__).parents[1]
+    assert tomllib.loads((root / "pyproject.toml").read_text())["tool"]["mypy"]["strict"] is True
+    assert "$(BIN)/mypy" in (root / "Makefile").read_text()
 
 
 def test_the_version_is_that_of_the_package() -> None:

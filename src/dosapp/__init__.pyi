@@ -42,7 +42,7 @@ from dosapp.methods.base import AdaptResult as AdaptResult
 from dosapp.methods.base import TrainingStage as TrainingStage
 from dosapp.methods.staged import Stage as Stage
 from dosapp.student.student import Student as Student
-from dosapp.student.selection import Selection as Selection
+from dosapp.student.trainable_weights import Selection as Selection
 
 # Backbones
 from dosapp.backbones.registry import load_backbone as load_backbone

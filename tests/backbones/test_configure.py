@@ -16,8 +16,8 @@ from dosapp.experiments.plan import plan
 from dosapp.learner.learner import Learner
 from dosapp.methods.dosapp import DoSAPP
 from dosapp.settings import LearnerSettings
-from dosapp.student.selection import Selection
 from dosapp.student.student import Student
+from dosapp.student.trainable_weights import Selection
 
 RECOMPUTING = {"microbatch": {"microbatch": 3}, "checkpointing": {"gradient_checkpointing": True}}
 RECOMPUTING["both"] = RECOMPUTING["microbatch"] | RECOMPUTING["checkpointing"]
@@ -139,10 +139,10 @@ def test_a_grown_loss_scale_does_not_affect_scores() -> None:
     grown = {"scaler/scale": torch.tensor(2.0**40)}  # after very many steps
     student.load_optimizer_state(student.optimizer_state() | grown)
     weights, pixels = student.backbone.first_mlp_weights(), random_images(8, 32)
-    scores = student.score_weights(weights, [student.clip_loss(pixels, torch.arange(8) % 7)])
+    scores = student.gradient_scores(weights, [student.clip_loss(pixels, torch.arange(8) % 7)])
     assert all(score.isfinite().all() and score.any() for score in scores.values())
     with pytest.raises(DivergedError, match="a gradient is not finite"):
-        student.score_weights(weights, [student.clip_loss(pixels, torch.arange(8) % 7) * 1e38])
+        student.gradient_scores(weights, [student.clip_loss(pixels, torch.arange(8) % 7) * 1e38])
 
 
 def test_only_the_precision_changes_the_key_of_a_result(small) -> None:

@@ -244,6 +244,15 @@ class TestNumberedFolders:
         assert not any(name.isdecimal() for name in data.classes)
 
 
+def test_a_misspelled_folder_is_suggested(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "photos").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="unknown dataset 'photo'; did you mean 'photos'"):
+        load_dataset("photo", PREPROCESS)
+    with pytest.raises(InputError, match="unknown dataset 'shape'; did you mean 'shapes'"):
+        load_dataset("shape", PREPROCESS)
+
+
 class TestLeftOut:
     def test_folders_without_images_are_named(self, tmp_path: Path) -> None:
         write_images(tmp_path / "cat", 3)
@@ -252,6 +261,13 @@ class TestLeftOut:
         (tmp_path / "owl" / "notes.txt").write_text("x")
         with pytest.warns(UserWarning, match="they hold no images: 'dog', 'owl'"):
             assert load_folder(tmp_path).classes == ("cat",)
+
+    def test_images_in_other_formats_are_counted(self, tmp_path: Path) -> None:
+        write_images(tmp_path / "cat", 3)
+        for name in ("IMG_1.HEIC", "IMG_2.heic", "raw.dng", "notes.txt"):
+            (tmp_path / "cat" / name).write_bytes(b"")
+        with pytest.warns(UserWarning, match=r"1 \.dng file, 2 \.heic files; convert these"):
+            assert len(load_folder(tmp_path, hold_out=False).train.labels) == 3
 
     def test_a_folder_that_cannot_be_read_is_an_error(self, tmp_path: Path, monkeypatch) -> None:
         write_images(tmp_path / "cat", 3)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from dosapp.data.files import decode_image
+from dosapp.data.decoding import decode_image, to_rgb
 from dosapp.data.inputs import stack_images
-from dosapp.data.preprocess import Preprocess, to_rgb
+from dosapp.data.preprocess import Preprocess
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.uploads import UploadDecoder
 

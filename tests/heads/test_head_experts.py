@@ -60,8 +60,8 @@ def test_unknown_classes_are_predicted_by_their_captions(learned) -> None:
         "a red disc": scenario.tasks[0].prompts,
         learner.classes[0]: scenario.tasks[0].prompts,
     }
-    by_text = learner.class_scores(pixels, expert.expert, prompts)
-    assert torch.equal(learner.class_scores(pixels, expert, prompts), by_text)
+    by_text = learner.score_images(pixels, expert.expert, prompts)
+    assert torch.equal(learner.score_images(pixels, expert, prompts), by_text)
 
 
 def test_renamed_and_removed_classes_keep_their_statistics(learned) -> None:
@@ -103,7 +103,7 @@ def test_onnx_is_one_graph_from_images_to_logits(learned, tmp_path) -> None:
     export(learner, tmp_path / "x", "onnx")
     session = onnxruntime.InferenceSession(tmp_path / "x" / "image.onnx")
     [logits] = session.run(["logits"], {"pixels": pixels.numpy()})
-    expected = learner.class_scores(pixels, learner.answering_expert[1])
+    expected = learner.score_images(pixels, learner.answering_expert[1])
     torch.testing.assert_close(torch.from_numpy(logits), expected, atol=2e-2, rtol=1e-3)
     with pytest.raises(InputError, match="export it with --kind onnx"):
         export(learner, tmp_path / "y", "pretrained")

@@ -36,6 +36,7 @@ def test_a_backup_is_put_back_as_the_same_learner(folder, tmp_path, loaded_tiny)
     expected = Learner.load(folder, loaded_tiny).digest()
     printed = dosapp("backup", folder, tmp_path / "copy").stdout
     assert printed.startswith(f"wrote {tmp_path / 'copy'}, at version 2")
+    assert printed.endswith(f"dosapp restore {tmp_path / 'copy'} NEW\n")
     assert dosapp("verify", tmp_path / "copy").stdout == f"{tmp_path / 'copy'} is intact\n"
     shutil.rmtree(folder)
     assert "now: dosapp serve" in dosapp("restore", tmp_path / "copy", folder).stdout

@@ -40,7 +40,7 @@ def learner(settings, scenario, loaded_tiny) -> Learner:
 class TestHoldOut:
     def test_images_are_either_trained_or_kept(self) -> None:
         canary, images = Canary(), {"fox": draw(10), "owl": draw(5, 1)}
-        session = canary.hold_out(Session.from_images(images), 0.2)
+        session = canary.take_share(Session.from_images(images), 0.2)
         labels = session.train.labels.tolist()
         assert (labels.count(0), labels.count(1)) == (8, 4)
         kept = {canary.labels[key]: len(found) for key, found in canary.images.items()}
@@ -48,27 +48,27 @@ class TestHoldOut:
 
     def test_a_class_of_few_images_is_measured_on_training_images(self) -> None:
         canary = Canary()
-        session = canary.hold_out(Session.from_images({"fox": draw(2)}), 0.2)
+        session = canary.take_share(Session.from_images({"fox": draw(2)}), 0.2)
         assert len(session.train) == 2
         assert canary.classes == {"fox"}
 
     def test_a_class_has_a_limit(self) -> None:
         canary = Canary()
         for seed in (0, 1):
-            left = canary.hold_out(Session.from_images({"fox": draw(200, seed)}), 0.2)
+            left = canary.take_share(Session.from_images({"fox": draw(200, seed)}), 0.2)
             assert len(left.train) == 200 - SET_IMAGES * (seed == 0)
         assert sum(map(len, canary.images.values())) == SET_IMAGES
 
     def test_corrections_are_trained(self) -> None:
         canary, images = Canary(), torch.cat([draw(10), draw(10, 1)])
-        session = canary.hold_out(Session.from_images({"fox": images}), 0.5, {"fox": 10})
+        session = canary.take_share(Session.from_images({"fox": images}), 0.5, {"fox": 10})
         kept = torch.cat(list(canary.images.values()))
         assert all(any(torch.equal(image, own) for own in images[:10]) for image in kept)
         assert len(session.train) == 15
 
     def test_a_share_of_zero_keeps_nothing(self) -> None:
         canary = Canary()
-        session = canary.hold_out(Session.from_images({"fox": draw(2)}), 0.0)
+        session = canary.take_share(Session.from_images({"fox": draw(2)}), 0.0)
         assert (len(session.train), canary.stores_images) == (2, False)
 
 

@@ -33,7 +33,7 @@ def class_means(learner, scenario, task):
 
 def test_after_a_session_the_means_are_those_of_its_images(tiny, small) -> None:
     learner, scenario = train(tiny, small, sessions=1, stream=False)
-    stored = learner.head.statistics.stack_means(len(learner.classes))
+    stored = learner.class_head.statistics.stack_means(len(learner.classes))
     assert torch.allclose(stored, class_means(learner, scenario, 0), atol=1e-6)
 
 
@@ -45,7 +45,7 @@ def test_moved_means_are_nearer_to_the_true_ones(tiny, small, method) -> None:
     for head in ("gda", "gda-moved"):
         learner, scenario = train(tiny, small, head=head, **changes)
         true = class_means(learner, scenario, 0)
-        stored = learner.head.statistics.stack_means(len(learner.classes))[: len(true)]
+        stored = learner.class_head.statistics.stack_means(len(learner.classes))[: len(true)]
         errors[head] = (stored - true).norm().item()
     assert errors["gda-moved"] < 0.7 * errors["gda"]
 
@@ -79,7 +79,7 @@ def test_classes_can_be_removed_between_sessions(tiny, small) -> None:
     learner.remove(learner.classes[0])
     assert learner.classes[-1] == last
     learner.adapt(scenario.tasks[0].test.read(range(8)))
-    assert len(learner.head.statistics.means) == len(learner.classes)
+    assert len(learner.class_head.statistics.means) == len(learner.classes)
     assert learner.predict(scenario.tasks[1].test.read(range(2)))
 
 

@@ -22,7 +22,7 @@ def adapted(trained):
         learner.adapt(pixels)
     pixels = scenario.tasks[0].test.read(range(5))
     _, expert = learner.answering_expert
-    return learner, pixels, learner.class_scores(pixels, expert)
+    return learner, pixels, learner.score_images(pixels, expert)
 
 
 def test_transformers_alone_gives_the_same_logits(adapted, tmp_path) -> None:

@@ -74,7 +74,7 @@ class TestConfidenceGate:
         student = learner.student
         confidence = torch.stack(
             [
-                (e.logit_scale * student.class_scores(pixels, e)).softmax(1).max(1).values
+                (e.logit_scale * student.score_images(pixels, e)).softmax(1).max(1).values
                 for e in learner.method.experts(student).values()
             ]
         ).max(0).values  # fmt: skip
@@ -116,7 +116,7 @@ class TestConfidenceGate:
 class TestEntropyScaling:
     def test_the_factor_is_one_minus_the_share_of_the_maximal_entropy(self, train) -> None:
         learner, pixels = train(entropy_lr_scaling=True, method="spu", adapt="self-training")
-        logits = learner.student.backbone.logit_scale * learner.student.class_scores(pixels)
+        logits = learner.student.backbone.logit_scale * learner.student.score_images(pixels)
         p = logits.detach().softmax(1)
         by_hand = 1 - float(-(p * p.log()).sum(1).mean()) / math.log(3)
         check = learner.mitigations.check_batch(learner.student, learner.method, pixels)
@@ -173,7 +173,7 @@ def test_disabled_they_leave_no_trace(small) -> None:
     assert not names & set(plan(small(method="dosapp")).identity)
     assert Mitigations().state_dict() == {}
     result, pixels = AdaptResult(tensor([1])), torch.zeros(1)
-    assert BatchCheck().add_gated_labels(result) is result
+    assert BatchCheck().add_skipped_labels(result) is result
     assert BatchCheck().select_trusted(pixels) is pixels
 
 

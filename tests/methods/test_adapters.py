@@ -65,7 +65,7 @@ class TestRMT:
         learner, method, pixels = train_before_stream("rmt")
         student = learner.student
         net, texts = student.backbone, student.encode_captions()
-        old = method.teacher.logit_scale * student.class_scores(pixels, method.teacher)
+        old = method.teacher.logit_scale * student.score_images(pixels, method.teacher)
         images = net.encode_image(pixels)
         augmented = net.encode_image(augment(pixels, student.rng("rmt")))
         cross_entropies = sum(
@@ -93,7 +93,7 @@ class TestRMT:
         learner.adapt(pixels)
         experts = method.experts(learner.student)
         assert list(experts) == ["ensemble", "teacher", "student"]
-        both, teacher, student = (learner.class_scores(pixels, e) for e in experts.values())
+        both, teacher, student = (learner.score_images(pixels, e) for e in experts.values())
         torch.testing.assert_close(both, (teacher + student) / 2)
         assert isinstance(experts["ensemble"], Ensemble)
         assert not torch.allclose(teacher, student)

@@ -16,7 +16,7 @@ from dosapp.experiments.plan import build_scenario, plan
 from dosapp.functional.losses import masked_cross_entropy, soft_cross_entropy
 from dosapp.learner.learner import Learner
 from dosapp.methods.base import Batch
-from dosapp.methods.dualprompt import PrefixPrompts
+from dosapp.methods.dualprompt import DualPrompt, PrefixPrompts
 from dosapp.methods.l2p import PromptPool
 from dosapp.methods.slca_gaussians import RIDGE, ClassGaussians
 from dosapp.methods.sparcl import grow_mask
@@ -179,6 +179,11 @@ class TestDualPrompt:
         assert net.added["dualprompt.expert"].shape == (10, 2, 2, 5, 128)  # tiny has four blocks
         assert (list(net.g_blocks), list(net.e_blocks)) == ([0, 1], [2, 3])
         assert net.encode_image(torch.rand(3, 3, 32, 32)).shape == (3, tiny.embed_dim)
+
+    def test_a_tower_without_a_block_for_e_prompts_is_a_warning(self, tiny) -> None:
+        method = DualPrompt(g_prompt_layers=4)
+        with pytest.warns(UserWarning, match="no E-prompts: g_prompt_layers is 4, .* 4 blocks"):
+            method.wrap_backbone(tiny, seed=0)
 
     def test_a_prefix_of_minus_infinity_is_no_prefix(self, tiny) -> None:
         """Keys that get no attention change nothing: the block is the library's own."""

@@ -190,6 +190,6 @@ def test_caches_follow_removed_classes_and_are_exported(adapter, train_session, 
     export(learner, tmp_path / "x", "onnx")
     session = onnxruntime.InferenceSession(tmp_path / "x" / "image.onnx")
     [logits] = session.run(["logits"], {"pixels": pixels.numpy()})
-    expected = learner.class_scores(pixels, learner.answering_expert[1])
+    expected = learner.score_images(pixels, learner.answering_expert[1])
     assert expected.shape == (3, 2)
     torch.testing.assert_close(torch.from_numpy(logits), expected, atol=2e-2, rtol=1e-3)

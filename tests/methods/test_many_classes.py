@@ -5,8 +5,8 @@ import torch
 from dosapp.data.base import Prompts
 from dosapp.methods import dosapp
 from dosapp.methods.dosapp import DoSAPP
-from dosapp.student.selection import Selection
 from dosapp.student.student import Student
+from dosapp.student.trainable_weights import Selection
 
 NAMES = [f"{c} {p} circle" for c in ("red", "blue", "pink") for p in ("plain", "dotted", "hollow")]
 

@@ -138,7 +138,7 @@ class TestCoFiMA:
                 if step.number == step.total:
                     trained = weights_of(student.backbone)
                     labels = torch.from_numpy(session.train.labels) + 3 * t
-                    logits = student.backbone.logit_scale * student.class_scores(
+                    logits = student.backbone.logit_scale * student.score_images(
                         session.train.read(range(len(session.train)))  # fewer than a batch
                     )
                     loss = cross_entropy(logits, labels)

@@ -14,8 +14,8 @@ from dosapp.functional.losses import clip_loss
 from dosapp.functional.masks import top_fraction
 from dosapp.functional.pseudo_labels import max_logit_labels
 from dosapp.methods.dosapp import DoSAPP
-from dosapp.student.selection import Selection
 from dosapp.student.student import Student
+from dosapp.student.trainable_weights import Selection
 
 NAMES = ["red plain circle", "blue striped square", "green dotted star"]
 
@@ -197,7 +197,7 @@ def test_two_experts_share_a_forward_pass_of_an_equal_trunk(student, weights, ti
     result = method.stream_loss(student, pixels)
     assert rows == [len(pixels), len(NAMES)] * times
     of_student, of_teacher = (
-        student.class_scores(pixels, expert) for expert in (student.backbone, method.teacher)
+        student.score_images(pixels, expert) for expert in (student.backbone, method.teacher)
     )
     assert torch.equal(result.labels, max_logit_labels(of_teacher, of_student))
     images, texts = student.backbone.encode_image(pixels), student.encode_captions()
@@ -237,7 +237,7 @@ def test_an_unused_student_is_freed() -> None:
     backbone = random_clip(small())
     student = Student(backbone, lr=1e-3, weight_decay=0.0)
     weights = backbone.first_mlp_weights()
-    student.select(
+    student.select_for_session(
         Selection(tuple(weights), top_fraction({n: w.detach() for n, w in weights.items()}, 0.1))
     )
     references = [weakref.ref(weight) for weight in weights.values()]

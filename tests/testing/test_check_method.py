@@ -29,7 +29,7 @@ class Adapter(Method):
 
     def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
         with torch.no_grad():
-            confidence, labels = student.class_scores(pixels).max(dim=1)
+            confidence, labels = student.score_images(pixels).max(dim=1)
             self.mean = self.decay * self.mean + (1 - self.decay) * confidence.mean()
         return AdaptResult(labels, (1 + self.mean) * student.clip_loss(pixels, labels))
 

@@ -16,9 +16,9 @@ from dosapp.functional.masks import Mask, Scores, top_fraction
 from dosapp.methods.dosapp import DoSAPP
 from dosapp.runtime.process_memory import retain_freed_memory
 from dosapp.settings import PAPER_LR
-from dosapp.student.selection import Selection
 from dosapp.student.student import Student
 from dosapp.student.text_head import TextHead
+from dosapp.student.trainable_weights import Selection
 
 WEIGHT_DECAY, SPARSITY = 0.2, 0.1
 PROMPTS = Prompts(train="{}", evaluate=("{}",))
@@ -53,7 +53,7 @@ class Implementations:
         weights = self.student.backbone.first_mlp_weights()
         scores = {n: torch.rand(w.shape, generator=generator) for n, w in weights.items()}
         self.mask: Mask = top_fraction(scores, SPARSITY)
-        self.student.select(Selection(tuple(self.mask), self.mask))
+        self.student.select_for_session(Selection(tuple(self.mask), self.mask))
         self.baseline.set_mask(self.mask)
 
     def set_size(self, batch_size: int, classes: int) -> "Implementations":
@@ -92,7 +92,7 @@ class Implementations:
     def select_mask(self) -> Mask:
         """Score the candidates with one batch and select the mask."""
         losses = (self.student.clip_loss(self.pixels, self.labels) for _ in range(1))
-        scores: Scores = self.student.score_weights(
+        scores: Scores = self.student.gradient_scores(
             self.student.backbone.first_mlp_weights(), losses
         )
         return top_fraction(scores, SPARSITY)

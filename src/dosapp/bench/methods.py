@@ -65,7 +65,7 @@ def compare_methods(
             "time": timings[name].median / unit,
             "spread": timings[name].spread,
             "copies_mb": _copied_bytes(learner) / 1e6,
-            "head_mb": storage_bytes(learner.head.state_dict().values()) / 1e6,
+            "head_mb": storage_bytes(learner.class_head.state_dict().values()) / 1e6,
         }
         for name, learner in learners.items()
     }
@@ -87,6 +87,6 @@ def _train(config: Mapping[str, Any], method: str, classes: int) -> Learner:
 def _copied_bytes(learner: Learner) -> int:
     """Bytes of weights that teachers and earlier experts do not share with the student."""
     own = {weight.data_ptr() for weight in learner.student.backbone.weights().values()}
-    copies = {**learner.method.shared_copies(), **learner.head.shared_copies()}
+    copies = {**learner.method.shared_copies(), **learner.class_head.shared_copies()}
     weights = [w for copy in copies.values() for w in copy.weights().values()]
     return storage_bytes(w for w in weights if w.data_ptr() not in own)

@@ -56,7 +56,13 @@ I_co = TypeVar("I_co", bound=ImageArray | ImageSource, covariant=True)
 
 @dataclass(frozen=True)
 class Split(Generic[I_co]):
-    """Labelled images: the training or the test part of a dataset."""
+    """Labelled images: the training or the test part of a dataset.
+
+    Example:
+        >>> images = [np.zeros((32, 32, 3), dtype=np.uint8)] * 2
+        >>> Split(images, np.array([0, 1])).skipped
+        0
+    """
 
     images: I_co
     labels: Rows  # [N], indices of the dataset's class names

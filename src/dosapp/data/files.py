@@ -4,19 +4,24 @@ import hashlib
 import io
 import os
 import tarfile
+import warnings
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 from PIL import Image
 
-from dosapp.data.preprocess import to_rgb
+from dosapp.data.decoding import decode_image
 from dosapp.errors import InputError
+from dosapp.runtime.plural import plural
 
 ARCHIVES = (".tar", ".zip")
 MAX_MEMBER = 200_000_000  # bytes of a file in a zip, unpacked
+# Of cameras and phones: Pillow alone does not read most of them.
+UNREAD_SUFFIXES = {".heic", ".heif", ".avif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw"}
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".webp", ".tif", ".tiff"}
 
 
@@ -124,6 +129,29 @@ def find_empty_folders(root: Path) -> list[str]:
     return sorted(empty)
 
 
+def list_folder_images(folder: Path) -> list[Path]:
+    """The image files directly in a folder, except hidden ones.
+
+    Raises:
+        InputError: There are none.
+    """
+    found = sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and p.name[0] != ".")
+    if not found:
+        raise InputError(f"'{folder}' has no images in it; give a folder of image files")
+    return found
+
+
+def warn_of_unread_images(root: Path) -> None:
+    """Count the images below a folder in formats that are not read, in a warning."""
+    names = (name for _, _, names in os.walk(root) for name in names if name[0] != ".")
+    counts = Counter(Path(name).suffix.lower() for name in names)
+    if unread := sorted(UNREAD_SUFFIXES & counts.keys()):
+        listed = ", ".join(plural(counts[suffix], f"{suffix} file") for suffix in unread)
+        warnings.warn(
+            f"left out of '{root}': {listed}; convert these images to JPEG or PNG", stacklevel=3
+        )
+
+
 @lru_cache(maxsize=8)
 def _open_zip(path: Path, modified: int) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)
@@ -219,18 +247,3 @@ def _unreadable(file: FileRef, error: OSError) -> InputError:
 def open_image(file: FileRef) -> Image.Image:
     """Decode an image file as RGB."""
     return decode_image(lambda: Image.open(io.BytesIO(file.read())), file)
-
-
-def decode_image(open_encoded: Callable[[], Image.Image], where: object) -> Image.Image:
-    """Decode an image as RGB, or raise an `InputError` that says where it is."""
-    try:
-        with open_encoded() as image:
-            image.load()  # before the file is closed
-            return to_rgb(image)
-    except FileNotFoundError as error:
-        raise InputError(f"image '{where}' does not exist") from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = str(error).partition(" <")[0]  # Pillow names its buffer
-        raise InputError(
-            f"image '{where}' cannot be read ({reason}); replace or remove it"
-        ) from error

@@ -27,6 +27,7 @@ from dosapp.data.files import (
     find_empty_folders,
     list_files,
     strip_outer_folder,
+    warn_of_unread_images,
 )
 from dosapp.errors import InputError
 from dosapp.runtime.rng import numpy_rng
@@ -63,6 +64,8 @@ def find_images(path: Path, hold_out: bool = True) -> tuple[LabelledFiles, Label
     if path.is_dir() and (empty := find_empty_folders(path)):
         listed = ", ".join(f"'{name}'" for name in empty)
         warnings.warn(f"left out of '{path}', because they hold no images: {listed}", stacklevel=3)
+    if path.is_dir():
+        warn_of_unread_images(path)
     train, test = _find_labelled(path)
     return (train, test) if test or not hold_out else _split_files(train)
 

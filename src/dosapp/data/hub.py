@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from dosapp.data.base import Dataset, ImageSource, Rows, Split
-from dosapp.data.files import decode_image
+from dosapp.data.decoding import decode_image
 from dosapp.data.folder import train_test_split
 from dosapp.data.paper_sets.datasets import PaperDataset
 from dosapp.errors import InputError

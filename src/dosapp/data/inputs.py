@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dosapp.data.files import SUFFIXES, FileRef, open_image
+from dosapp.data.files import FileRef, list_folder_images, open_image
 from dosapp.data.preprocess import Preprocess, to_float
 from dosapp.errors import InputError
 
@@ -76,10 +76,7 @@ def stack_images(images: Images, preprocess: Preprocess) -> Tensor:
 def list_images(images: Images) -> Sequence[OneImage]:
     """Images one by one: a folder is the image files in it, a single image is a list of one."""
     if isinstance(images, (str, Path)) and Path(images).is_dir():
-        found = sorted(p for p in Path(images).iterdir() if p.suffix.lower() in SUFFIXES)
-        if not found:
-            raise InputError(f"'{images}' has no images in it; give a folder of image files")
-        return found
+        return list_folder_images(Path(images))
     if isinstance(images, (str, Path, Image.Image)):
         return [images]
     if isinstance(images, (np.ndarray, Tensor)):

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
+
+from dosapp.data.decoding import to_rgb
 
 
 @dataclass(frozen=True)
@@ -54,31 +55,6 @@ class Preprocess:
         """A string that is equal for equal preprocessing; names files of the image cache."""
         used: dict[str, Any] = {"resample": self.resample, "size": dict(self.size)}
         return json.dumps([self.image_size, used], sort_keys=True)
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """An image as a viewer shows it: upright, eight bits, on white where it is transparent.
-
-    Example:
-        >>> to_rgb(Image.new("RGBA", (1, 1), (255, 0, 0, 0))).getpixel((0, 0))
-        (255, 255, 255)
-    """
-    try:
-        if image.getexif():
-            image = ImageOps.exif_transpose(image)
-    except Exception:  # Pillow raises anything on a damaged tag; the pixels are fine
-        pass
-    if image.mode == "RGB":
-        return image
-    if image.mode.startswith("I"):  # 16 bits; Pillow's own conversion clips at 255
-        values = np.asarray(image).astype(np.float64)
-        if image.mode != "I" or values.max(initial=0) > 255:
-            values = values / 257
-        return Image.fromarray(values.round().clip(0, 255).astype(np.uint8)).convert("RGB")
-    if image.has_transparency_data:
-        layer = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
-    return image.convert("RGB")
 
 
 def to_float(pixels: Tensor) -> Tensor:

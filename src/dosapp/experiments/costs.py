@@ -22,8 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dosapp.errors import unknown_name
 from dosapp.experiments.plan import Plan, plan
+from dosapp.learner.hyperparameters import Training
 from dosapp.learner.learner import Learner
-from dosapp.learner.training import Training
 from dosapp.runtime.files import read_json, write_json
 from dosapp.runtime.machine import describe_machine, timestamp
 from dosapp.runtime.process_memory import peak_memory, reset_peak_memory
@@ -155,7 +155,7 @@ def measure_step_costs(
     times = len(experts) * (2 if learner.adapts else 1)  # before and after the stream
     _, expert = learner.answering_expert
     evaluation = measure(
-        lambda: learner.class_scores(batch, expert), times * evaluated / max(1, len(batch))
+        lambda: learner.score_images(batch, expert), times * evaluated / max(1, len(batch))
     )
     return [labelled, stream, evaluation], _learner_bytes(learner)
 

@@ -1,7 +1,7 @@
 """Evaluate a learner's experts on the test sets of a scenario. Nothing is changed."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -56,6 +56,18 @@ class Evaluator:
         correct = predicted - self._first_class(task) == self.scenario.tasks[task].test.labels
         return 100 * float(np.mean(correct))
 
+    def matrix_row(self, expert: Expert, seen: Sequence[int]) -> list[float | None]:
+        """One row of the accuracy matrix R: a value for each seen task, None for later ones.
+
+        Args:
+            expert: The model that predicts.
+            seen: The tasks learned so far.
+        """
+        row: list[float | None] = [None] * len(self.scenario.tasks)
+        for task in seen:
+            row[task] = self.accuracy(expert, task, seen)
+        return row
+
     @torch.inference_mode()
     def evaluate_classes(self) -> tuple[dict[str, float], float]:
         """Accuracy of the answering expert on each class, over all classes, and its ECE."""
@@ -82,7 +94,7 @@ class Evaluator:
             test = LabelledImages.from_split(control.test, rows, control.test.labels)
             classes = dict.fromkeys(control.classes, prompts)
             logits = [
-                self.learner.class_scores(x, expert, classes) for x in test.batches(EVAL_BATCH_SIZE)
+                self.learner.score_images(x, expert, classes) for x in test.batches(EVAL_BATCH_SIZE)
             ]
             correct += list(torch.cat(logits).argmax(dim=1).cpu().numpy() == test.labels)
         return 100 * float(np.mean(correct)) if correct else math.nan

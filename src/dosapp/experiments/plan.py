@@ -96,7 +96,7 @@ def resolve_training(settings: RunSettings) -> RunSettings:
     """Write the default learning rate, epochs and batch size into the settings.
 
     The embedded backbone has a rate for each method. Named datasets have the paper's defaults; on
-    data of the user's own None remains: sessions decide (`learner/training.py`).
+    data of the user's own None remains: sessions decide (`learner/hyperparameters.py`).
     """
     s = settings
     is_named = all(name in SYNTHETIC or name in PAPER_DATASETS for name in s.data.split("+"))

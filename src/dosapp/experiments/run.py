@@ -37,8 +37,8 @@ from dosapp.experiments.plan import Plan, plan
 from dosapp.experiments.result import Result, matrix_cells
 from dosapp.experiments.run_folder import check_same_run
 from dosapp.history.record import State
+from dosapp.learner.description import write_description
 from dosapp.learner.learner import Learner
-from dosapp.learner.persistence import write_description
 from dosapp.methods.base import AdaptResult
 from dosapp.runtime import distributed
 from dosapp.runtime.devices import resolve_device
@@ -278,12 +278,7 @@ class Experiment:
         with self._timed("measuring", t):
             for name, expert in self.evaluator.experts().items():
                 both = self.progress.matrices.setdefault(name, {"before": [], "after": []})
-                if unchanged:
-                    row = both["before"][t]
-                else:
-                    row = [None] * len(self.scenario.tasks)
-                    for j in seen:
-                        row[j] = self.evaluator.accuracy(expert, j, seen)
+                row = both["before"][t] if unchanged else self.evaluator.matrix_row(expert, seen)
                 both[when] = [*both[when][:t], row]
         phase = {"before": "lessons", "after": "stream"}[when]
         distances = self.progress.distance[phase]

@@ -56,7 +56,7 @@ class HeadExpert:
         return self.expert.weights()
 
 
-def score_features(expert: Expert, features: Tensor, text_features: Tensor) -> Tensor:
+def score_with_expert(expert: Expert, features: Tensor, text_features: Tensor) -> Tensor:
     """Scores `[B, C]` of image features over all known classes, to be multiplied by `logit_scale`.
 
     Args:

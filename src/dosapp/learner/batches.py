@@ -54,15 +54,15 @@ class SessionBatches:
         self.train, self.labels, self.session = train, labels, session
         self.seed, self.replay_buffer, self.device = seed, replay_buffer, device
         self.batch_size = batch_size
-        self.per_epoch = len(train) // batch_size  # the last, smaller batch is dropped
+        self.steps_per_epoch = len(train) // batch_size  # the last, smaller batch is dropped
 
-    def epoch(self, number: int) -> EpochBatches:
+    def iter_epoch(self, number: int) -> EpochBatches:
         """One epoch of the session's own images, without replay."""
         return EpochBatches(self._order(number), lambda rows: self._on_device(self._read(rows)))
 
     def read(self, step: int) -> Batch:
         """Read the new images of a step into memory; can run in a thread ahead of it."""
-        epoch, number = divmod(step, self.per_epoch)
+        epoch, number = divmod(step, self.steps_per_epoch)
         return self._read(self._order(epoch)[number])
 
     def with_replay(self, batch: Batch, step: int) -> Batch:
@@ -82,7 +82,7 @@ class SessionBatches:
     def _order(self, epoch: int) -> list[np.ndarray]:
         """The rows of each batch of an epoch."""
         order = numpy_rng("lessons", self.seed, self.session, epoch).permutation(len(self.train))
-        return np.array_split(order[: self.per_epoch * self.batch_size], self.per_epoch)
+        return np.array_split(order[: self.steps_per_epoch * self.batch_size], self.steps_per_epoch)
 
     def _read(self, rows: np.ndarray) -> Batch:
         replayed = torch.zeros(len(rows), dtype=torch.bool)

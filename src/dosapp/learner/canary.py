@@ -135,7 +135,7 @@ class Canary:
         if given:
             self.given |= {key}
 
-    def hold_out(
+    def take_share(
         self, session: Session, share: float, must_train: Mapping[str, int] | None = None
     ) -> Session:
         """Keep a share of a session's images, at most `SET_IMAGES` of a class.
@@ -191,7 +191,7 @@ class Canary:
         logits = torch.cat(
             [
                 expert.logit_scale
-                * learner.class_scores(to_float(to_device(part, learner.device)), expert)
+                * learner.score_images(to_float(to_device(part, learner.device)), expert)
                 for part in pixels.split(BATCH)
             ]
         ).float().cpu()  # [n, C]  # fmt: skip
@@ -216,7 +216,7 @@ class Canary:
         self.baselines = measured | self.baselines
 
     @contextlib.contextmanager
-    def keep_change(self, learner: "Learner") -> Iterator[None]:
+    def carry_baseline(self, learner: "Learner") -> Iterator[None]:
         """Move the baseline with a change of the classes, so that earlier harm still counts."""
         classes, before = learner.classes, self._measure_sets(learner)
         yield

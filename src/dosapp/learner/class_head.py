@@ -56,13 +56,13 @@ class ClassHead:
         self._fitted = self._random or self.statistics
 
     @property
-    def moves(self) -> bool:
+    def follows_stream(self) -> bool:
         """Whether it learns from the stream."""
         return self.kind is not None and self.kind.endswith("-moved")
 
     def setup(self, student: Student, expert: Expert) -> None:
         """Called once, before the first session."""
-        if self.moves:
+        if self.follows_stream:
             if isinstance(expert, Ensemble):
                 raise InputError(
                     f"head '{self.kind}' needs a method that predicts with one expert, and this "
@@ -70,7 +70,7 @@ class ClassHead:
                 )
             self._old = student.shared_copy()
 
-    def answer(self, expert: Expert) -> HeadExpert:
+    def wrap_expert(self, expert: Expert) -> HeadExpert:
         """The expert with this head; the same object as long as the expert is."""
         scale = expert.logit_scale.detach()  # training may have changed it
         if self._expert is None or self._expert.expert is not expert:
@@ -118,7 +118,7 @@ class ClassHead:
     # Unlabelled phase
 
     @torch.no_grad()
-    def observe(self, pixels: Tensor, before: Tensor, expert: Expert) -> None:
+    def move_means(self, pixels: Tensor, before: Tensor, expert: Expert) -> None:
         """Move the means by what a step on the stream did to the features of its images.
 
         Args:

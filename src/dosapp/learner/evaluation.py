@@ -110,6 +110,6 @@ def _predict(learner: "Learner", split: Split[ImageArray], expert: Expert) -> np
     )
     device, best = expert.logit_scale.device, []
     for _, pixels in prefetch(rows, split.images.read):
-        scores = learner.class_scores(to_device(to_float(pixels), device), expert)
+        scores = learner.score_images(to_device(to_float(pixels), device), expert)
         best.append(scores.argmax(dim=1).cpu().numpy())
     return np.concatenate(best)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dosapp.errors import DosappError, InputError
+from dosapp.learner.description import LearnerDescription
 from dosapp.learner.model_card import write_model_card
-from dosapp.learner.persistence import LearnerDescription
 from dosapp.runtime.files import ensure_dir
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def push_folder(
 
     Args:
         folder: A learner's folder.
-        repo_id: Like the others, as in `Learner.push_to_hub`.
+        repo_id: `ORG/NAME`.
         private: Of a new repository.
         include_images: Allow it although images are sent.
         token: Of the hub.

@@ -19,24 +19,24 @@ from dosapp.data.convert import as_dataset
 from dosapp.data.inputs import Images, read_pixels
 from dosapp.data.prefetch import prefetch
 from dosapp.errors import InputError, unknown_name
-from dosapp.heads.base import HeadExpert, score_features
+from dosapp.heads.base import HeadExpert, score_with_expert
 from dosapp.history.history import History
 from dosapp.history.record import State, compute_checksum
 from dosapp.learner.batches import SessionBatches
 from dosapp.learner.canary import Canary
 from dosapp.learner.class_head import ClassHead
-from dosapp.learner.evaluation import Evaluation, SessionResult, evaluate
-from dosapp.learner.mitigations import Mitigations
-from dosapp.learner.persistence import (
+from dosapp.learner.description import (
     LearnerDescription,
     append_rollback,
     load_latest,
     save_learner,
 )
+from dosapp.learner.evaluation import Evaluation, SessionResult, evaluate
+from dosapp.learner.hyperparameters import Training, choose_training
+from dosapp.learner.mitigations import Mitigations
 from dosapp.learner.replay import ReplayBuffer
-from dosapp.learner.sessions import build_session, list_session_warnings, register_classes
+from dosapp.learner.session_input import build_session, list_session_warnings, register_classes
 from dosapp.learner.state import capture_state, capture_working_state, restore_state
-from dosapp.learner.training import Training, choose_training
 from dosapp.methods.base import AdaptResult, Batch, Method
 from dosapp.methods.registry import build_method
 from dosapp.runtime import distributed
@@ -98,6 +98,7 @@ class Learner:
         s = self.settings = settings or LearnerSettings()
         self.training = self.initial_training
         backbone = backbone or load_backbone(s.backbone)
+        # Loaded by name once more when it is first needed; the fingerprint must be the same.
         self._pretrained = pretrained or PretrainedBackbone(s.backbone, backbone.fingerprint())
         backbone.configure(s)  # device, precision, compilation
         self.device = backbone.logit_scale.device
@@ -105,9 +106,11 @@ class Learner:
         if distributed.world_size() > 1:
             # Each process encodes a part of every batch; weights are whole in each.
             backbone = ShardedBackbone(backbone)
+        # One method, or two: `adapt` names another one for the stream. `stages` (merging,
+        # alignment) wrap the labelled one and add to its `extra_stages`.
         self.method: Method = build_method(s.method, s.adapt, s.options, s.stages)
         self.student = Student(
-            self.method.wrap_backbone(backbone, s.seed),
+            self.method.wrap_backbone(backbone, s.seed),  # adds prompts or adapters, if any
             lr=self.training.lr or PAPER_LR,  # None: the first session chooses it
             weight_decay=s.weight_decay,
             seed=s.seed,
@@ -123,13 +126,14 @@ class Learner:
             s.mask_reactivation,
             s.reactivation_interval,
         )
-        # A method has a head of its own unless the settings name one.
+        # Class statistics that predict instead of captions; `kind` is None if captions predict. A
+        # method may bring a head of its own.
         text_weight = s.head_text_weight if s.head else self.method.head_text_weight
-        self.head = ClassHead(s.head or self.method.head, text_weight, s.head_width, s.seed)
+        self.class_head = ClassHead(s.head or self.method.head, text_weight, s.head_width, s.seed)
         self.canary = Canary()  # labelled images kept from training, by which a service guards
         self.sessions = 0  # finished ones
         self.method.setup(self.student)
-        self.head.setup(self.student, self._method_expert)
+        self.class_head.setup(self.student, self._method_expert)
 
     def __repr__(self) -> str:
         s = self.settings
@@ -173,7 +177,8 @@ class Learner:
         check_class_names([new], "the new name")
         if new in self.classes:
             raise InputError(f"the class '{new}' exists already; give another name")
-        with self.canary.keep_change(self):  # its baseline changes with the classes
+        # The canary's baseline, its scores after the last session, moves with the classes.
+        with self.canary.carry_baseline(self):
             self.student.text_head.rename_class(old, new)
             self.canary.rename_class(old, new)
 
@@ -181,12 +186,12 @@ class Learner:
         """Stop predicting a class. What it changed in the weights stays."""
         self._check_class(name)
         index = self.classes.index(name)
-        with self.canary.keep_change(self):
+        with self.canary.carry_baseline(self):
             self.student.text_head.remove_class(name)
             self.method.remove_class(index)
             self.replay_buffer.remove_class(index)
             self.mitigations.remove_class(index)
-            self.head.remove_class(index)
+            self.class_head.remove_class(index)
             self.canary.remove_class(name)
 
     def _check_class(self, name: str) -> None:
@@ -250,22 +255,23 @@ class Learner:
         """
         if not isinstance(session, Session):
             session = self.make_session(session)
-        if test is not None:  # read before training, so that nothing is lost if it cannot be
+        # Read before training, so that nothing is lost if it cannot be; all of it is the test set.
+        if test is not None:
             test = as_dataset(test, self.preprocess, hold_out=False)
         if canary_share:
-            session = self.canary.hold_out(session, canary_share)
+            session = self.canary.take_share(session, canary_share)
         step = None
         for step in self.training_steps(session):  # noqa: B007
             pass
-        images, training = len(session.train), self.training
+        count, training = len(session.train), self.training
         result = SessionResult(
             session.classes,
-            images,
+            count,
             step.number if step else 0,
             step.loss if step else None,
             self.student.lr,
-            training.epochs_for(images),
-            training.batch_size_for(images),
+            training.epochs_for(count),
+            training.batch_size_for(count),
             None if test is None else self.evaluate(test),
         )
         if result.warning:
@@ -311,9 +317,11 @@ class Learner:
         student, method = self.student, self.method
         if start == 0:
             method.check_session(student, session)
-            self.head.check_session(session)
+            self.class_head.check_session(session)
+        # New classes are added, known ones stay; labels [N] are indices of the student's classes.
         labels = register_classes(session, student.text_head, self.preprocess.image_size)
         if self.training.lr is None:
+            # By training copies of this learner on a part of the session's images.
             self.change_training(**asdict(choose_training(self, session)))
         batches = SessionBatches(
             session.train,
@@ -328,36 +336,37 @@ class Learner:
             for message in self.session_warnings(session):
                 warnings.warn(message, stacklevel=3)  # at the caller of learn
             student.stream_skew = 0.0
-            self.head.begin_session(student, self._method_expert)
-            student.select(method.select_parameters(student, batches.epoch(0)))
+            self.class_head.begin_session(student, self._method_expert)
+            # `iter_epoch` reads the session's own images as it is advanced, without replay.
+            student.select_for_session(method.select_parameters(student, batches.iter_epoch(0)))
             # Mask reactivation may train these entries again in a later stream.
             self.mitigations.record_selection(student.session_selection, self.sessions)
             method.begin_session(student, session)
-            student.drop_scores()
+            student.drop_gradient_scores()  # only what precedes needed them
         lr_scale = (lr or student.lr) / student.lr
         epochs = epochs or self.training.epochs_for(len(session.train))
-        if not student.session_selection.names:
+        if not student.session_selection.names:  # nothing trains
             epochs = 0
-        epoch_steps = batches.per_epoch * epochs
+        epoch_steps = batches.steps_per_epoch * epochs
         # Training after the epochs, such as SLCA's classifier alignment.
-        stages = method.extra_stages(student, batches.per_epoch)
+        stages = method.extra_stages(student, batches.steps_per_epoch)
         total = epoch_steps + sum(stage.steps for stage in stages)
 
         def take_step(step: int, loss: Tensor) -> TrainingStep:
             if student.step(loss, lr_scale):
-                method.after_step(student)
+                method.after_step(student)  # a teacher follows the student
             return TrainingStep(step + 1, total, loss.item())
 
         def read_batch(step: int) -> Batch:  # called by a stage only if it needs images
             return batches.with_replay(batches.read(step), step)
 
         for step, batch in prefetch(range(start, epoch_steps), batches.read):
-            epoch, number = divmod(step, batches.per_epoch)
+            epoch, number = divmod(step, batches.steps_per_epoch)
             if number == 0:
-                method.begin_epoch(student, epoch, batches.epoch(epoch))
+                method.begin_epoch(student, epoch, batches.iter_epoch(epoch))
             yield take_step(step, method.loss(student, batches.with_replay(batch, step)))
-        if start <= epoch_steps:
-            method.end_training(student, session)
+        if start <= epoch_steps:  # not if training resumes inside a later stage
+            method.end_training(student, session)  # ZSCL sets its averaged weights here
         first = epoch_steps
         for stage in stages:
             for step in range(max(start, first), first + stage.steps):
@@ -365,8 +374,8 @@ class Learner:
                     student.set_trainable(stage.selection)
                 yield take_step(step, stage.loss(student, partial(read_batch, step), step - first))
             first += stage.steps
-        method.end_session(student, session)
-        self.head.end_session(student, self._method_expert, session)
+        method.end_session(student, session)  # all stages are over
+        self.class_head.end_session(student, self._method_expert, session)
         self.replay_buffer.add_session(session.train, labels)
         self.sessions += 1
         method.begin_stream(student)
@@ -397,10 +406,13 @@ class Learner:
         student, method, stepped = self.student, self.method, False
         check = self.mitigations.check_batch(student, method, pixels)
         trusted = check.select_trusted(pixels)
-        if self.head.kind is not None:
-            student.head = self.head.answer(self._method_expert).head
+        if self.class_head.kind is not None:
+            student.head = self.class_head.wrap_expert(self._method_expert).head
         result = method.stream_loss(student, trusted) if len(trusted) else None
-        before = self._encode_before(pixels, result) if self.head.moves else None
+        # A head that follows the stream shifts its class means by what this step does to the
+        # features of the batch.
+        follows = self.class_head.follows_stream
+        features_before = self._encode_before(pixels, result) if follows else None
         if result is not None and result.loss is not None:
             base_scale = (self.settings.stream_lr or student.lr) / student.lr
             stepped = student.step(result.loss, check.lr_scale * base_scale)
@@ -408,28 +420,28 @@ class Learner:
                 method.after_stream_step(student)
                 self.mitigations.after_stream_step(student)
             result = replace(result, loss=result.loss.detach(), stepped=stepped)
-        if before is not None:
-            self.head.observe(pixels, before, self._method_expert)
+        if features_before is not None:
+            self.class_head.move_means(pixels, features_before, self._method_expert)
             if result is not None:
-                result = replace(result, stepped=True)
+                result = replace(result, stepped=True)  # predictions change, if no weight did
             if not method.adapts:
                 return AdaptResult(self._head_labels(pixels), stepped=True)
         # Images that the gate held back get their pseudo-labels too, and no loss.
-        return check.add_gated_labels(result) if method.adapts else None
+        return check.add_skipped_labels(result) if method.adapts else None
 
     # Prediction
 
     @property
     def adapts(self) -> bool:
         """Whether the unlabelled phase does anything."""
-        return self.method.adapts or self.head.moves
+        return self.method.adapts or self.class_head.follows_stream
 
     def experts(self) -> Mapping[str, Expert]:
         """All models that can predict, by name; the first one answers."""
         experts = self.method.experts(self.student)
-        if self.head.kind is None:
+        if self.class_head.kind is None:
             return experts
-        return {self.head.kind: self.head.answer(self._method_expert), **experts}
+        return {self.class_head.kind: self.class_head.wrap_expert(self._method_expert), **experts}
 
     @property
     def answering_expert(self) -> tuple[str, Expert]:
@@ -444,7 +456,7 @@ class Learner:
 
     @torch.no_grad()
     def _encode_before(self, pixels: Tensor, result: AdaptResult | None) -> Tensor:
-        """Features of the answering expert before the step; the loss may have computed them."""
+        """Features of the method's expert before the step; its loss may have computed them."""
         features = None if result is None else result.features
         if features is not None and len(features) == len(pixels):
             return features
@@ -452,7 +464,7 @@ class Learner:
 
     @torch.no_grad()
     def _head_labels(self, pixels: Tensor) -> Tensor:
-        labels = self.class_scores(pixels, self.answering_expert[1]).argmax(dim=1)
+        labels = self.score_images(pixels, self.answering_expert[1]).argmax(dim=1)
         return labels.clone()  # autograd takes no inference tensor
 
     @torch.inference_mode()
@@ -472,11 +484,11 @@ class Learner:
             raise InputError("the learner knows no classes yet; train a session first")
         if top < 1:
             raise InputError(f"top is {top}; give at least 1")
-        pixels = read_pixels(images, self.preprocess)
+        pixels = read_pixels(images, self.preprocess)  # `encode_image` moves them to its device
         if not len(pixels):
             return []
         _, expert = self.answering_expert
-        scores = (expert.logit_scale * self.class_scores(pixels, expert)).softmax(dim=1)
+        scores = (expert.logit_scale * self.score_images(pixels, expert)).softmax(dim=1)
         values, indices = scores.topk(min(top, len(classes)), dim=1)
         predictions = []
         for row_values, row_indices in zip(values.tolist(), indices.tolist(), strict=True):
@@ -485,7 +497,7 @@ class Learner:
         return predictions
 
     @torch.inference_mode()
-    def class_scores(
+    def score_images(
         self, pixels: Tensor, expert: Expert, prompts: Mapping[str, Prompts] | None = None
     ) -> Tensor:
         """Unscaled scores `[B, C]` of the classes in `prompts`, or of all known ones.
@@ -507,7 +519,7 @@ class Learner:
     def score_features(
         self, features: Tensor, expert: Expert, prompts: Mapping[str, Prompts] | None = None
     ) -> Tensor:
-        """As `class_scores`, of images that the expert has encoded already.
+        """As `score_images`, of images that the expert has encoded already.
 
         Args:
             features: Of the images `[B, D]`.
@@ -519,7 +531,7 @@ class Learner:
         """
         if prompts is None or not isinstance(expert, HeadExpert):
             embeddings = self.student.text_head.class_embeddings(expert, prompts)
-            return score_features(expert, features, embeddings)
+            return score_with_expert(expert, features, embeddings)
         index = {name: n for n, name in enumerate(self.classes)}
         if any(name not in index for name in prompts):
             return self.score_features(features, expert.expert, prompts)

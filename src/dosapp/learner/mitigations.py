@@ -19,8 +19,8 @@ from dosapp.functional.losses import entropy
 from dosapp.functional.masks import Mask, Scores, reactivate_entries
 from dosapp.functional.named_tensors import select_prefix
 from dosapp.methods.base import AdaptResult, Method
-from dosapp.student.selection import Selection
 from dosapp.student.student import Student
+from dosapp.student.trainable_weights import Selection
 
 HISTOGRAM_DECAY = 0.9  # per batch
 
@@ -37,7 +37,7 @@ class BatchCheck:
         """The trusted images."""
         return pixels if self.trusted is None else pixels[self.trusted]
 
-    def add_gated_labels(self, result: AdaptResult | None) -> AdaptResult | None:
+    def add_skipped_labels(self, result: AdaptResult | None) -> AdaptResult | None:
         """Add the experts' labels of the images that the adapter did not get."""
         if self.labels is None or self.trusted is None:
             return result
@@ -71,7 +71,7 @@ class Mitigations:
             return BatchCheck()
         experts = method.experts(student).values()
         logits = torch.stack(
-            [expert.logit_scale * student.class_scores(pixels, expert) for expert in experts]
+            [expert.logit_scale * student.score_images(pixels, expert) for expert in experts]
         )  # [experts, B, C]
         confidence = logits.softmax(dim=2).max(dim=2)  # [experts, B]
         best = confidence.values.argmax(dim=0)  # [B]

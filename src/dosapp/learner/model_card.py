@@ -8,7 +8,7 @@ import yaml
 
 from dosapp.history.history import History
 from dosapp.history.version import Version
-from dosapp.learner.persistence import LearnerDescription
+from dosapp.learner.description import LearnerDescription
 from dosapp.runtime.plural import plural
 from dosapp.settings import LearnerSettings
 

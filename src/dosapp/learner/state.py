@@ -13,7 +13,7 @@ from dosapp.errors import CorruptRecordError
 from dosapp.functional.named_tensors import select_prefix
 from dosapp.history.record import State
 from dosapp.settings import PAPER_LR
-from dosapp.student.selection import Selection
+from dosapp.student.trainable_weights import Selection
 
 if TYPE_CHECKING:
     from dosapp.learner.learner import Learner
@@ -32,7 +32,7 @@ def capture_state(learner: "Learner") -> State:
         tensors |= {f"{role}/{n}": w for n, w in own.items()}
     tensors |= {f"method/{n}": t for n, t in method.state_dict().items()}
     tensors |= {f"caution/{n}": t for n, t in learner.mitigations.state_dict().items()}
-    tensors |= {f"head/{n}": t for n, t in learner.head.state_dict().items()}
+    tensors |= {f"head/{n}": t for n, t in learner.class_head.state_dict().items()}
     tensors |= {f"mask/{n}": m for n, m in (student.selection.mask or {}).items()}
     tensors |= {f"canary/{n}": t for n, t in learner.canary.state_dict().items()}
     prompts = student.text_head.prompts
@@ -60,7 +60,7 @@ def _training_facts(learner: "Learner") -> dict[str, Any]:
 
 def _list_copies(learner: "Learner") -> dict[str, Backbone]:
     """Copies of the backbone that the method and the head keep."""
-    return {**learner.method.shared_copies(), **learner.head.shared_copies()}
+    return {**learner.method.shared_copies(), **learner.class_head.shared_copies()}
 
 
 def capture_working_state(learner: "Learner") -> State:
@@ -161,7 +161,7 @@ def _restore(learner: "Learner", state: State, working: State | None) -> None:
         student.load_copy(copy, select_prefix(f"{role}/", tensors))
     method.load_state_dict(select_prefix("method/", tensors) | select_prefix("method/", extra))
     learner.mitigations.load_state_dict(select_prefix("caution/", tensors))
-    learner.head.load_state_dict(select_prefix("head/", tensors))
+    learner.class_head.load_state_dict(select_prefix("head/", tensors))
     learner.canary.load_state_dict(select_prefix("canary/", tensors), facts.get("canary", {}))
     student.set_trainable(_read_selection(facts, select_prefix("mask/", tensors)))
     student.find_differences()

@@ -16,8 +16,8 @@ from dosapp.methods.base import Batch, Tensors, TrainingStage, method_dataclass
 from dosapp.methods.slca_gaussians import ClassGaussians
 from dosapp.methods.staged import Stage
 from dosapp.scenario import Session
-from dosapp.student.selection import Selection
 from dosapp.student.student import Student
+from dosapp.student.trainable_weights import Selection
 
 
 @method_dataclass

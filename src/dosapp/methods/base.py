@@ -32,8 +32,8 @@ from dosapp.backbones.base import Backbone, Expert
 from dosapp.data.preprocess import Preprocess
 from dosapp.scenario import Session
 from dosapp.settings import HeadKind
-from dosapp.student.selection import Selection
 from dosapp.student.student import Student
+from dosapp.student.trainable_weights import Selection
 
 if TYPE_CHECKING:
     from dosapp.methods.staged import Stage, Staged
@@ -182,7 +182,12 @@ class Method:
     # Labelled phase
 
     def check_session(self, student: Student, session: Session) -> None:
-        """Called before anything of a session is learned; raise if something is missing."""
+        """Called before anything of a session is learned; raise if something is missing.
+
+        Args:
+            student: The model that trains.
+            session: The session.
+        """
 
     def select_parameters(self, student: Student, batches: Batches) -> Selection:
         """Select the weights that train in this session.
@@ -197,7 +202,12 @@ class Method:
         return Selection(tuple(student.backbone.tower_weights()))
 
     def begin_session(self, student: Student, session: Session) -> None:
-        """Called when the selection is made and no weight has changed yet."""
+        """Called when the selection is made and no weight has changed yet.
+
+        Args:
+            student: The model that trains.
+            session: The session.
+        """
 
     def begin_epoch(self, student: Student, epoch: int, batches: Batches) -> None:
         """Called before each epoch.
@@ -224,7 +234,12 @@ class Method:
         """Called after each labelled step that changed the weights."""
 
     def end_training(self, student: Student, session: Session) -> None:
-        """Called after the last epoch, before the extra stages."""
+        """Called after the last epoch, before the extra stages.
+
+        Args:
+            student: The model that trains.
+            session: The session.
+        """
 
     def extra_stages(self, student: Student, steps_per_epoch: int) -> Sequence[TrainingStage]:
         """Stages of training after the epochs.
@@ -239,7 +254,12 @@ class Method:
         return ()
 
     def end_session(self, student: Student, session: Session) -> None:
-        """Called when everything of the session has been learned."""
+        """Called when everything of the session has been learned.
+
+        Args:
+            student: The model that trains.
+            session: The session.
+        """
 
     # Unlabelled phase
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from dosapp.backbones.base import Expert
 from dosapp.heads.base import Head, HeadExpert
 from dosapp.methods.base import AdaptResult, Method, method_dataclass
-from dosapp.student.selection import Selection
 from dosapp.student.student import Student
+from dosapp.student.trainable_weights import Selection
 
 
 @method_dataclass

@@ -62,7 +62,7 @@ class CoFiMA(Stage):
         index = torch.tensor([student.classes.index(name) for name in session.classes])
         labels = index[torch.from_numpy(session.train.labels)].split(BATCH_SIZE)
         for pixels, targets in zip(session.train.batches(BATCH_SIZE), labels, strict=True):
-            logits = student.backbone.logit_scale * student.class_scores(pixels)
+            logits = student.backbone.logit_scale * student.score_images(pixels)
             yield cross_entropy(logits, targets.to(logits.device))
 
     def share(self, fisher: Tensor, name: str) -> Tensor:

@@ -48,7 +48,7 @@ class CoTTA(MeanTeacher):
     @torch.no_grad()
     def averaged_logits(self, student: Student, pixels: Tensor) -> Tensor:
         """The teacher's logits; their mean over augmentations if the source is not confident."""
-        source_logits = self.source.logit_scale * student.class_scores(pixels, self.source)
+        source_logits = self.source.logit_scale * student.score_images(pixels, self.source)
         if source_logits.softmax(dim=1).max(dim=1).values.mean() >= self.ap:
             return self.teacher_logits(student, pixels)
         generator, texts = student.rng("cotta"), student.encode_captions(self.teacher)

@@ -45,7 +45,7 @@ from dosapp.methods.base import (
 )
 from dosapp.methods.spu import SPU
 from dosapp.scenario import Session
-from dosapp.student.selection import Selection
+from dosapp.student.trainable_weights import Selection
 from dosapp.student.student import Student
 
 MANY_CLASSES = 256  # from which on captions without a pseudo-label get no gradient
@@ -167,7 +167,7 @@ class DoSAPP(Method):
             return images @ texts.T
         if student.head is None:
             raise InputError("pseudo_labels=head needs class statistics; add --head gda-moved")
-        return student.score_classes(images, texts)
+        return student.score_with_head(images, texts)
 
     def after_stream_step(self, student: Student) -> None:  # line 19
         self._update_teacher(student, self.ema.lam)

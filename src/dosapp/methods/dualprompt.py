@@ -4,6 +4,7 @@ G-prompts are shared by all sessions. E-prompts have one row per session: in tra
 the row of their session; otherwise the row with the nearest key.
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -16,10 +17,11 @@ from dosapp.backbones.wrappers import find_wrapper
 from dosapp.errors import InputError
 from dosapp.methods.base import Batches, Tensors, method_dataclass
 from dosapp.methods.prompt_tuning import KeyedPrompts, PromptMethod, uniform
+from dosapp.runtime.plural import plural
 from dosapp.runtime.rng import torch_rng
 from dosapp.scenario import Session
-from dosapp.student.selection import Selection
 from dosapp.student.student import Student
+from dosapp.student.trainable_weights import Selection
 
 
 @dataclass
@@ -90,6 +92,13 @@ class DualPrompt(PromptMethod):
     e_prompt_layers: PositiveInt = 3  # number of blocks with E-prompts, after those
 
     def wrap_backbone(self, backbone: Backbone, seed: int) -> Backbone:
+        if backbone.num_blocks <= self.g_prompt_layers:
+            warnings.warn(
+                f"dualprompt has no E-prompts: g_prompt_layers is {self.g_prompt_layers}, and the "
+                f"image tower has {plural(backbone.num_blocks, 'block')}; give fewer with --set "
+                "g_prompt_layers=1",
+                stacklevel=2,
+            )
         return PrefixPrompts(
             backbone,
             pool_size=self.pool_size,

@@ -20,8 +20,8 @@ from dosapp.backbones.wrappers import BackboneWrapper, find_wrapper
 from dosapp.functional.losses import entropy
 from dosapp.methods.base import AdaptResult, Batch, Method, TrainingStage, method_dataclass
 from dosapp.runtime.rng import torch_rng
-from dosapp.student.selection import Selection
 from dosapp.student.student import Student
+from dosapp.student.trainable_weights import Selection
 
 
 class MetaNetworks(BackboneWrapper):

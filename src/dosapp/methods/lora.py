@@ -17,8 +17,8 @@ from dosapp.backbones.wrappers import BackboneWrapper, find_wrapper
 from dosapp.errors import InputError
 from dosapp.methods.base import Batches, Method, method_dataclass
 from dosapp.runtime.rng import torch_rng
-from dosapp.student.selection import Selection
 from dosapp.student.student import Student
+from dosapp.student.trainable_weights import Selection
 
 
 class LowRankLinear(nn.Linear):

@@ -45,7 +45,7 @@ class MAS(Method):
         weights, count = student.backbone.tower_weights(), len(session.train)
         total: dict[str, Tensor] = {}
         norms = (
-            student.class_scores(pixels).mul(student.backbone.logit_scale).square().sum()
+            student.score_images(pixels).mul(student.backbone.logit_scale).square().sum()
             for pixels in session.train.batches(BATCH_SIZE)
         )
         for gradients in student.iter_gradients(norms, weights):

@@ -36,12 +36,12 @@ class MeanTeacher(Method):
 
     def student_logits(self, student: Student, pixels: Tensor) -> Tensor:
         """Scaled logits `[B, C]` of the student, without a gradient for the scale."""
-        return student.backbone.logit_scale.detach() * student.class_scores(pixels)
+        return student.backbone.logit_scale.detach() * student.score_images(pixels)
 
     def teacher_logits(self, student: Student, pixels: Tensor) -> Tensor:
         """Scaled logits `[B, C]` of the teacher, without gradients."""
         with torch.no_grad():
-            return self.teacher.logit_scale * student.class_scores(pixels, self.teacher)
+            return self.teacher.logit_scale * student.score_images(pixels, self.teacher)
 
     def make_result(
         self, student_logits: Tensor, teacher_logits: Tensor, loss: Tensor | None

@@ -10,8 +10,8 @@ from dosapp.data.preprocess import Preprocess
 from dosapp.functional.named_tensors import select_prefix
 from dosapp.methods.base import AdaptResult, Batch, Batches, Method, Tensors, TrainingStage
 from dosapp.scenario import Session
-from dosapp.student.selection import Selection
 from dosapp.student.student import Student
+from dosapp.student.trainable_weights import Selection
 
 
 class Pair(Method):

@@ -17,8 +17,8 @@ from dosapp.backbones.wrappers import BackboneWrapper, find_wrapper
 from dosapp.functional.losses import masked_cross_entropy
 from dosapp.methods.base import Batch, Batches, Method, Tensors, method_dataclass
 from dosapp.scenario import Session
-from dosapp.student.selection import Selection
 from dosapp.student.student import Student
+from dosapp.student.trainable_weights import Selection
 
 
 def uniform(generator: torch.Generator, *shape: int) -> Tensor:

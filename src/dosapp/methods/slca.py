@@ -6,8 +6,8 @@ each session.
 
 from dosapp.methods.alignment import ClassifierAlignment
 from dosapp.methods.base import Batches, method_dataclass
-from dosapp.student.selection import Selection
 from dosapp.student.student import Student
+from dosapp.student.trainable_weights import Selection
 
 
 @method_dataclass

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dosapp.functional.masks import Mask, Scores, top_count, top_fraction
 from dosapp.methods.base import Batches, Fraction, Method, method_dataclass
-from dosapp.student.selection import Selection
 from dosapp.student.student import Student
+from dosapp.student.trainable_weights import Selection
 
 
 @method_dataclass
@@ -52,7 +52,7 @@ class SparCL(Method):
         """|w| + ½ |g| of every entry of the linear layers."""
         weights = student.backbone.linear_weights()
         losses = (self.loss(student, batch) for batch in batches)
-        gradients = student.score_weights(weights, losses)
+        gradients = student.gradient_scores(weights, losses)
         return {
             n: w.detach().abs() + self.gradient_weight * gradients[n] for n, w in weights.items()
         }

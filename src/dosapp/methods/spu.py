@@ -7,8 +7,8 @@ from torch import Tensor
 
 from dosapp.functional.masks import Scope, top_fraction
 from dosapp.methods.base import Batch, Batches, Fraction, Method, method_dataclass
-from dosapp.student.selection import Selection
 from dosapp.student.student import Student
+from dosapp.student.trainable_weights import Selection
 
 ExtraWeights = Literal["nothing", "biases and projection"]
 
@@ -43,7 +43,7 @@ class SPU(Method):
             return Selection(tuple(student.backbone.tower_weights()))
         count = -(-len(batches) // 4) if self.score_on_quarter else len(batches)
         losses = (self.scoring_loss(student, batch) for batch in islice(batches, count))
-        scores = student.score_weights(student.backbone.first_mlp_weights(), losses)
+        scores = student.gradient_scores(student.backbone.first_mlp_weights(), losses)
         mask = top_fraction(scores, self.sparsity, self.scope)
         extra = student.backbone.spu_extra_weights() if self.extra_weights != "nothing" else ()
         return Selection((*scores, *extra), mask, scores)

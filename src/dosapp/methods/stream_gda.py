@@ -27,4 +27,4 @@ class StreamGDA(SelfTraining):
     head_text_weight = 1.0
 
     def label_images(self, student: Student, images: Tensor, texts: Tensor) -> Tensor:
-        return student.score_classes(images, texts).argmax(dim=1)
+        return student.score_with_head(images, texts).argmax(dim=1)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from dosapp.functional.losses import entropy
 from dosapp.methods.base import AdaptResult, Method, method_dataclass
-from dosapp.student.selection import Selection
 from dosapp.student.student import Student
+from dosapp.student.trainable_weights import Selection
 
 
 @method_dataclass

@@ -1,8 +1,8 @@
 """Zero-shot CLIP: the pretrained model, never trained."""
 
 from dosapp.methods.base import Batches, Method, method_dataclass
-from dosapp.student.selection import Selection
 from dosapp.student.student import Student
+from dosapp.student.trainable_weights import Selection
 
 
 @method_dataclass

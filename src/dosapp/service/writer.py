@@ -34,8 +34,8 @@ from dosapp.errors import (
 from dosapp.history.history import History
 from dosapp.history.record import State
 from dosapp.learner.canary import Canary, CanaryGaps
+from dosapp.learner.description import record_stored_images
 from dosapp.learner.learner import Learner, Prediction
-from dosapp.learner.persistence import record_stored_images
 from dosapp.runtime.files import read_json, write_json
 from dosapp.runtime.plural import plural
 from dosapp.scenario import Session
@@ -558,7 +558,7 @@ class Writer:
             if job.cancelled.is_set():
                 raise SessionCancelledError
             options, learner = job.options, self.learner
-            session = learner.canary.hold_out(
+            session = learner.canary.take_share(
                 job.session, self.settings.canary_share, options.must_train
             )
             kept = len(job.session.train) - len(session.train)

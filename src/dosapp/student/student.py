@@ -20,11 +20,10 @@ from dosapp.functional.ema import ema_update
 from dosapp.functional.losses import clip_loss
 from dosapp.functional.masks import Mask, Scores, gradient_scores, iter_gradients
 from dosapp.functional.named_tensors import bits_differ, select_prefix
-from dosapp.heads.base import Head, score_features
+from dosapp.heads.base import Head, score_with_expert
 from dosapp.runtime import distributed
 from dosapp.runtime.rng import torch_rng
 from dosapp.settings import PAPER_LR
-from dosapp.student.selection import Selection
 from dosapp.student.sparse_parameter import (
     SparseParameter,
     mask_indices,
@@ -32,6 +31,7 @@ from dosapp.student.sparse_parameter import (
     union_indices,
 )
 from dosapp.student.text_head import TextHead
+from dosapp.student.trainable_weights import Selection
 
 INITIAL_LOSS_SCALE = 2.0**10  # for float16
 
@@ -67,7 +67,9 @@ class Student:
         all_class_negatives: bool = False,
     ) -> None:
         self.backbone, self.text_head = backbone, TextHead()
-        self.head: Head | None = None  # class statistics that predict, if any
+        # Class statistics that predict instead of captions, for methods that label with them; the
+        # learner sets it before every stream step.
+        self.head: Head | None = None
         self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
         self.selection = Selection()  # the weights that train now
         # The selection of the labelled phase, until the stream begins; then the stream's.
@@ -78,7 +80,7 @@ class Student:
         # Whether `assign` replaced the weights since the last step, as ZSCL's average does: then a
         # teacher is synchronised at the end of the session instead of averaged.
         self.weights_assigned = False
-        self.ever_selected: set[str] = set()  # weights that were ever selected
+        self.ever_selected: set[str] = set()  # names of weights of any session: what is saved
         # By name, of the current selection. `values` are the selected entries of a weight; a hook
         # gathers their gradient in the backward pass.
         self.trainable: dict[str, SparseParameter] = {}
@@ -88,7 +90,8 @@ class Student:
             device, init_scale=INITIAL_LOSS_SCALE, enabled=loss_scaling
         )
         self._copies: weakref.WeakSet[Backbone] = weakref.WeakSet()
-        # Entries in which a copy can differ from the student: flat indices, or None for all.
+        # Entries in which a copy can differ from the student: flat indices, or None for all (also
+        # if they are more than a quarter: then a dense pass costs no more).
         self.differing_indices: dict[str, Tensor | None] = {}
         for weight in backbone.weights().values():
             weight.requires_grad_(False)
@@ -108,8 +111,16 @@ class Student:
         """Features `[C, D]` of the training caption of every class."""
         return (expert or self.backbone).encode_text(self.text_head.captions())
 
-    def score_classes(self, features: Tensor, text_features: Tensor) -> Tensor:
-        """Scores `[B, C]` of image features `[B, D]`: the head's, or cosines with captions."""
+    def score_with_head(self, features: Tensor, text_features: Tensor) -> Tensor:
+        """Score image features by the head, or by cosines with captions if there is none.
+
+        Args:
+            features: Of images `[B, D]`.
+            text_features: Of one caption per class `[C, D]`.
+
+        Returns:
+            Scores `[B, C]`.
+        """
         if self.head is not None:
             return self.head.score(features, text_features)
         return features @ text_features.T
@@ -124,7 +135,8 @@ class Student:
             copy: A shared copy of the student.
 
         Returns:
-            Images and captions to be encoded by both models; as they were if the trunks differ.
+            Outputs of the trunk, which `encode_image` and `encode_text` of both models accept; the
+            images and captions themselves if the trunks differ.
         """
         captions = self.text_head.captions()
         trunk, other = self.backbone.trunk_weights(), copy.trunk_weights()
@@ -159,15 +171,28 @@ class Student:
         return self.backbone.encode_text(self.text_head.captions(absent))
 
     def clip_loss(self, pixels: Tensor, labels: Tensor) -> Tensor:
-        """CLIP's loss of images and the captions of their classes."""
+        """CLIP's loss of images and the captions of their classes.
+
+        Args:
+            pixels: Images `[B, 3, H, W]` in [0, 1].
+            labels: Indices `[B]` of the student's classes.
+        """
         images, texts = self.encode_pairs(pixels, labels)
         negatives = self.encode_absent_captions(labels)
         return clip_loss(images, texts, self.backbone.logit_scale, negatives)
 
-    def class_scores(self, pixels: Tensor, expert: Expert | None = None) -> Tensor:
-        """Unscaled cosines `[B, C]` of images with the training captions, or a head's scores."""
+    def score_images(self, pixels: Tensor, expert: Expert | None = None) -> Tensor:
+        """Unscaled cosines of images with the training captions, or a head's scores.
+
+        Args:
+            pixels: Images `[B, 3, H, W]` in [0, 1].
+            expert: The model that encodes and scores, if not the student.
+
+        Returns:
+            Scores `[B, C]`.
+        """
         expert = expert or self.backbone
-        return score_features(expert, expert.encode_image(pixels), self.encode_captions(expert))
+        return score_with_expert(expert, expert.encode_image(pixels), self.encode_captions(expert))
 
     def scaled_image_logits(self, pixels: Tensor) -> Tensor:
         """Scaled logits `[B, C]` with a gradient for the image tower only."""
@@ -177,8 +202,16 @@ class Student:
 
     # Gradients without a step
 
-    def score_weights(self, weights: Mapping[str, Tensor], losses: Iterable[Tensor]) -> Scores:
-        """|mean gradient| of every entry (Eq. 1); no weight changes."""
+    def gradient_scores(self, weights: Mapping[str, Tensor], losses: Iterable[Tensor]) -> Scores:
+        """|mean gradient| of every entry (Eq. 1); no weight changes.
+
+        Args:
+            weights: By name.
+            losses: Computed one by one.
+
+        Returns:
+            A tensor like each weight.
+        """
         return gradient_scores(self.iter_gradients(losses, weights))
 
     def iter_gradients(
@@ -209,12 +242,12 @@ class Student:
 
     # Selection
 
-    def select(self, selection: Selection) -> None:
+    def select_for_session(self, selection: Selection) -> None:
         """Train these weights in a session, and on its stream unless the method selects others."""
         self.session_selection = selection
         self.set_trainable(selection)
 
-    def drop_scores(self) -> None:
+    def drop_gradient_scores(self) -> None:
         """Free the scores of the session's selection, which are as large as the weights."""
         self.session_selection = self.selection = replace(self.selection, scores=None)
 
@@ -268,9 +301,9 @@ class Student:
             }
             for name, state in self._optimizer_moments().items()
         }
-        inherited = self.session_selection is self.selection
+        was_same = self.session_selection is self.selection  # and stays the same object
         self.set_trainable(replace(self.selection, mask={**(self.selection.mask or {}), **mask}))
-        if inherited:
+        if was_same:
             self.session_selection = self.selection
         assert self._optimizer is not None
         for name, state in dense_moments.items():
@@ -310,7 +343,7 @@ class Student:
         return self.update_weights(lr_scale)
 
     def update_weights(self, lr_scale: float = 1.0) -> bool:
-        """The part of a step after the backward pass; false if a float16 gradient overflowed."""
+        """The part of `step` after the backward pass; false if a float16 gradient overflowed."""
         assert self._optimizer is not None
         values = [parameter.values for parameter in self.trainable.values()]
         distributed.average_gradients([v.grad for v in values if v.grad is not None])
@@ -359,13 +392,18 @@ class Student:
 
     def shared_copy(self) -> Backbone:
         """A copy of the backbone that shares each weight until it becomes trainable."""
-        copy = self.backbone.shared_copy(self.selection.names)
+        copy = self.backbone.shared_copy(unshared=self.selection.names)
         self._copies.add(copy)
         return copy
 
     @torch.no_grad()
     def load_copy(self, copy: Backbone, values: Mapping[str, Tensor]) -> None:
-        """Set weights of a copy."""
+        """Set weights of a copy.
+
+        Args:
+            copy: A shared copy.
+            values: By name.
+        """
         weights = copy.weights()
         for name, value in values.items():
             weights[name].copy_(value)

@@ -112,11 +112,13 @@ def check_folder(learner: "Learner", folder: Path) -> None:
     if (folder / "learner.json").exists():
         known = LearnerDescription.read(folder)
         settings = known.learner_settings(folder, learner.settings.device)
-        if (
-            _comparable(settings) != _comparable(learner.settings)
-            or known.fingerprint != learner.fingerprint
-        ):
-            raise InputError(f"'{folder}' holds a learner with other settings; save elsewhere")
+        theirs, ours = (_comparable(s).model_dump() for s in (settings, learner.settings))
+        differing = [name for name in ours if theirs[name] != ours[name]]
+        if differing or known.fingerprint != learner.fingerprint:
+            listed = ", ".join(differing) or "another backbone of the same name"
+            raise InputError(
+                f"'{folder}' holds a learner with other settings ({listed}); save elsewhere"
+            )
     elif folder.exists() and any(path.name[0] != "." for path in folder.iterdir()):
         raise InputError(f"'{folder}' is not empty and holds no learner; save elsewhere")
 

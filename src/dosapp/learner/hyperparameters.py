@@ -166,7 +166,7 @@ def _held_out_loss(
     """Mean cross-entropy among the session's classes."""
     device = expert.logit_scale.device
     scores = [
-        expert.logit_scale * learner.class_scores(pixels.to(device), expert, session.prompts)
+        expert.logit_scale * learner.score_images(pixels.to(device), expert, session.prompts)
         for pixels in held_out.batches(TRIAL_BATCH)
     ]
     labels = torch.from_numpy(held_out.labels)

@@ -11,9 +11,9 @@ from dosapp.backbones.registry import TINY
 from dosapp.data.convert import as_dataset
 from dosapp.data.synthetic.shapes import SHAPES
 from dosapp.errors import InputError
-from dosapp.learner import training
+from dosapp.learner import hyperparameters
 from dosapp.learner.evaluation import Evaluation, SessionResult
-from dosapp.learner.training import RATES, UNTESTED_RATE, Training, choose_training
+from dosapp.learner.hyperparameters import RATES, UNTESTED_RATE, Training, choose_training
 from dosapp.scenario import Session
 from support.images import write_shape_folders
 
@@ -72,7 +72,7 @@ class TestRate:
 
     def test_where_every_training_harms_it_stays_close_to_zero_shot(self, monkeypatch) -> None:
         """The backbone knows these shapes; a rate of 0.5 destroys it."""
-        monkeypatch.setattr(training, "RATES", (0.5,))
+        monkeypatch.setattr(hyperparameters, "RATES", (0.5,))
         shapes = SHAPES.draw_dataset(32, 10, 2)
         images = {
             name: shapes.train.images.read(np.flatnonzero(shapes.train.labels == n))
