@@ -50,7 +50,6 @@ DEFAULTS = {
     },
     "joint": {},
     "self-training": {},
-    "stream-gda": {},
     "tent": {},
     "eata": {"margin": 0.4, "likeness": 0.1, "pull": 1.0, "memory": 0.9},
     "note": {"capacity": 64},
@@ -75,6 +74,7 @@ DEFAULTS = {
     },
     "oga": {"shot_capacity": 8, "tau": 0.05},
 }
+DEFAULTS["stream-gda"] = DEFAULTS["dosapp"] | {"labels": "teacher"}
 # Method, today's name, name of version 0.1, and a value that is not the default.
 RENAMED = [
     ("lwf", "distillation_weight", "weight", 0.5),
@@ -120,7 +120,7 @@ RENAMED = [
     ("dosapp", "ema.delta", "smoothing.delta", 0.999),
     ("dosapp", "ema.interval", "smoothing.interval", "epoch"),
     ("dosapp", "merge", "combine", "sum"),
-    ("dosapp", "pseudo_labels", "labels", "teacher"),
+    ("dosapp", "pseudo_labels", "labels", "student"),
     ("eata", "e_margin", "margin", 0.5),
     ("eata", "d_margin", "likeness", 0.2),
     ("eata", "fisher_alpha", "pull", 2000.0),
@@ -139,6 +139,7 @@ RENAMED = [
     ("psmt", "restore_ratio", "restore", 0.1),
     ("dss-style", "decay", "memory", 0.5),
 ]
+RENAMED += [("stream-gda", *row[1:]) for row in RENAMED if row[0] == "dosapp"]
 
 
 def build(name: str, options: dict[str, object]):

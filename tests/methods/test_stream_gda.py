@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from dosapp.errors import InputError
 from dosapp.experiments.plan import build_scenario
 from dosapp.learner.learner import Learner
 from support.images import PREPROCESS
@@ -31,11 +30,11 @@ def test_it_brings_its_own_head_unless_another_is_chosen(learned) -> None:
 
 def test_pseudo_labels_are_gaussian_log_likelihoods_beside_the_captions(learned) -> None:
     learner, pixels = learned()
-    statistics, backbone = learner.head.statistics, learner.student.backbone
+    statistics, teacher = learner.class_head.statistics, learner.method.teacher
     means, precision = statistics.stack_means(len(learner.classes)), statistics.precision()
     with torch.no_grad():
-        features, texts = backbone.encode_image(pixels), learner.student.encode_captions()
-        scale = backbone.logit_scale.item()
+        features, texts = teacher.encode_image(pixels), learner.student.encode_captions(teacher)
+        scale = teacher.logit_scale.item()
     expected = []
     for f in features.double():
         logits = [
@@ -48,25 +47,21 @@ def test_pseudo_labels_are_gaussian_log_likelihoods_beside_the_captions(learned)
 
 def test_pseudo_labels_follow_the_statistics_and_not_only_the_captions(learned) -> None:
     learner, pixels = learned()
-    statistics = learner.head.statistics
+    statistics = learner.class_head.statistics
     # Every mean but the first is moved far away, so every image is of the first class.
     statistics.means = {c: mean if c == 0 else mean - 50 for c, mean in statistics.means.items()}
     statistics.revision += 1
     assert set(learner.adapt(pixels).labels.tolist()) == {0}
 
 
-def test_statistics_can_label_the_stream_of_dosapp(learned) -> None:
-    options = {"pseudo_labels": "head"}
-    learner, pixels = learned(method="dosapp", head="gda-moved", options=options)
-    expected = learner.class_scores(pixels, learner.answering_expert[1]).argmax(dim=1)
+def test_the_same_labels_come_from_the_answering_expert(learned) -> None:
+    learner, pixels = learned(method="flyp", adapt="stream-gda")
+    expected = learner.score_images(pixels, learner.answering_expert[1]).argmax(dim=1)
     assert learner.adapt(pixels).labels.tolist() == expected.tolist()
-    learner, pixels = learned(method="dosapp", options=options)
-    with pytest.raises(InputError, match="needs class statistics; add --head gda-moved"):
-        learner.adapt(pixels)
 
 
-def test_a_step_encodes_the_batch_three_times(learned, monkeypatch) -> None:
-    """For the loss, after the step, and by the expert before the session."""
+def test_a_step_encodes_the_batch_four_times(learned, monkeypatch) -> None:
+    """For the loss by student and teacher, after the step, and by the expert before the session."""
     learner, pixels = learned()
     calls, encode = [], type(learner.student.backbone).encode_image
     monkeypatch.setattr(
@@ -74,7 +69,7 @@ def test_a_step_encodes_the_batch_three_times(learned, monkeypatch) -> None:
         "encode_image",
         lambda self, images: calls.append(len(images)) or encode(self, images),
     )
-    learner.head.drift = {0: torch.zeros_like(learner.head.statistics.means[0])}
-    learner.head.seen_weight = {0: learner.head.statistics.means[0].new_zeros(())}
+    learner.class_head.drift = {0: torch.zeros_like(learner.class_head.statistics.means[0])}
+    learner.class_head.seen_weight = {0: learner.class_head.statistics.means[0].new_zeros(())}
     learner.adapt(pixels)
-    assert calls == [len(pixels)] * 3
+    assert calls == [len(pixels)] * 4

@@ -16,5 +16,4 @@ LABELLERS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "max-logit": max_logit_labels,
     "teacher": lambda teacher, student: teacher.argmax(dim=1),
     "student": lambda teacher, student: student.argmax(dim=1),
-    "head": lambda head, student: head.argmax(dim=1),  # scores of class statistics, not the paper's
 }

@@ -22,14 +22,13 @@ weights that method selects, and m_u is cut back to DoSAPP's own sparsity.
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone
-from dosapp.errors import InputError
 from dosapp.functional.losses import clip_loss
 from dosapp.functional.masks import Merge, Scores, merge_scores, top_fraction
 from dosapp.functional.named_tensors import select_prefix
@@ -45,8 +44,8 @@ from dosapp.methods.base import (
 )
 from dosapp.methods.spu import SPU
 from dosapp.scenario import Session
-from dosapp.student.trainable_weights import Selection
 from dosapp.student.student import Student
+from dosapp.student.trainable_weights import Selection
 
 MANY_CLASSES = 256  # from which on captions without a pseudo-label get no gradient
 
@@ -81,7 +80,7 @@ class DoSAPP(Method):
     summary = "sparse student, dual-momentum teacher, pseudo-labels by the larger maximum logit"
     reference = "Singh, Aljundi, Belilovsky, 2026"
     phase = "both"
-    abilities = frozenset(get_args(Ability))
+    abilities: ClassVar[frozenset[Ability] | None] = frozenset(get_args(Ability))
     old_names = {
         "selection": "learner",
         "ema": "smoothing",
@@ -96,8 +95,7 @@ class DoSAPP(Method):
     ema: TeacherEMA = Field(default_factory=TeacherEMA)
     stream_mask: Literal["union", "current"] = "union"  # m_u, or m_t for the ablations
     merge: Merge = "max"  # how the scores of several tasks combine for m_u
-    # Eq. 5; head: the class statistics of --head, on the teacher's features (docs/beyond.md)
-    pseudo_labels: Literal["max-logit", "teacher", "student", "head"] = "max-logit"
+    pseudo_labels: Literal["max-logit", "teacher", "student"] = "max-logit"  # Eq. 5
 
     def setup(self, student: Student) -> None:  # line 1
         self.teacher: Backbone = student.shared_copy()
@@ -145,13 +143,14 @@ class DoSAPP(Method):
         with torch.set_grad_enabled(not is_large):
             text_features = student.backbone.encode_text(captions)  # [C, D], one per class
         with torch.inference_mode():  # logits are cosines [B, C]
-            teacher_features = self.teacher.encode_image(images), self.teacher.encode_text(captions)
-            teacher_logits = self._score_by_teacher(student, *teacher_features)
+            teacher_images = self.teacher.encode_image(images)
+            teacher_texts = self.teacher.encode_text(captions)
+            teacher_logits = self.teacher_logits(student, teacher_images, teacher_texts)
             student_logits = image_features @ text_features.T
             labels = LABELLERS[self.pseudo_labels](teacher_logits, student_logits)  # Eq. 5
             differ = teacher_logits.argmax(dim=1) != student_logits.argmax(dim=1)
             disagreement = differ.float().mean().item()
-        labels = labels.clone()  # a normal tensor again
+        labels, teacher_images = labels.clone(), teacher_images.clone()  # normal tensors again
         if is_large:  # a gradient is needed for the captions of the pseudo-labels only
             present, index = labels.unique(return_inverse=True)
             captions = student.text_head.captions(present.tolist())
@@ -159,15 +158,12 @@ class DoSAPP(Method):
         else:
             pair_features = text_features[labels]
         scale = student.backbone.logit_scale
-        return AdaptResult(labels, clip_loss(image_features, pair_features, scale), disagreement)
+        loss = clip_loss(image_features, pair_features, scale)
+        return AdaptResult(labels, loss, disagreement, features=teacher_images)
 
-    def _score_by_teacher(self, student: Student, images: Tensor, texts: Tensor) -> Tensor:
-        """Logits `[B, C]` of the teacher's features: cosines, or the head's scores."""
-        if self.pseudo_labels != "head":
-            return images @ texts.T
-        if student.head is None:
-            raise InputError("pseudo_labels=head needs class statistics; add --head gda-moved")
-        return student.score_with_head(images, texts)
+    def teacher_logits(self, student: Student, images: Tensor, texts: Tensor) -> Tensor:
+        """Cosines `[B, C]` of the teacher's features of images `[B, D]` and captions `[C, D]`."""
+        return images @ texts.T
 
     def after_stream_step(self, student: Student) -> None:  # line 19
         self._update_teacher(student, self.ema.lam)

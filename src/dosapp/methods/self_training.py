@@ -22,10 +22,6 @@ class SelfTraining(Method):
 
     def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:
         images, texts = student.backbone.encode_image(pixels), student.encode_captions()
-        labels = self.label_images(student, images.detach(), texts.detach())
+        labels = (images.detach() @ texts.detach().T).argmax(dim=1)
         loss = clip_loss(images, texts[labels], student.backbone.logit_scale)
         return AdaptResult(labels, loss, features=images.detach())
-
-    def label_images(self, student: Student, images: Tensor, texts: Tensor) -> Tensor:
-        """Pseudo-labels `[B]` of image features `[B, D]`, with one caption `[C, D]` per class."""
-        return (images @ texts.T).argmax(dim=1)
