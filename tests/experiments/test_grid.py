@@ -9,8 +9,10 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,9 +23,18 @@ from torch import Tensor
 from dosapp.cli.progress import grid_progress
 from dosapp.data.images import InMemoryImages
 from dosapp.errors import InputError
-from dosapp.experiments import grid
-from dosapp.experiments.grid import Outcome, parse_seeds, read_grid, run_grid, select_results
+from dosapp.experiments import grid, run_folder
+from dosapp.experiments.grid import (
+    Outcome,
+    compute_run,
+    parse_seeds,
+    read_grid,
+    run_grid,
+    select_results,
+)
 from dosapp.experiments.plan import load_settings, plan, resolve_training
+from dosapp.experiments.result import Result
+from dosapp.experiments.run import run
 from dosapp.experiments.store import read_results
 from dosapp.experiments.tune import (
     Trial,
@@ -33,6 +44,7 @@ from dosapp.experiments.tune import (
     split_first_session,
     tune,
 )
+from dosapp.runtime.files import file_stamp, lock_folder
 from dosapp.settings import RunSettings
 from support.results import make_result
 from support.settings import SMALL
@@ -90,14 +102,39 @@ def test_force_computes_stored_runs_again(tmp_path, small, jobs) -> None:
     planned = [small(method="spu", seed=seed) for seed in range(2)]
     run_grid(planned, tmp_path)
     files = sorted(tmp_path.glob("*/result.json"))
-    before = [file.stat().st_ino for file in files]
+    before = [file_stamp(file) for file in files]
     run_grid(planned, tmp_path, jobs=jobs)
-    assert [file.stat().st_ino for file in files] == before
+    assert [file_stamp(file) for file in files] == before
     outcomes = run_grid(planned, tmp_path, jobs=jobs, force=True)
     assert [outcome.error for outcome in outcomes] == ["", ""]
-    assert not {file.stat().st_ino for file in files} & set(before)
+    # The time too: a file system may give a new file the inode of a deleted one.
+    assert not {file_stamp(file) for file in files} & set(before)
     assert sorted(tmp_path.iterdir()) == [file.parent for file in files]
     assert not list(tmp_path.glob("*/learner"))
+
+
+def test_two_descriptions_of_a_forced_run_are_computed_once(tmp_path, small, monkeypatch) -> None:
+    """The second waits for the first, and reads what replaced the stored run."""
+    planned = [small(method="spu"), small(method="spu", options={"sparsity": 0.1})]
+    run_grid(planned[:1], tmp_path)
+    (folder,) = tmp_path.iterdir()
+    stored, waits = Result.read(folder).finished, threading.Event()
+
+    def lock_and_tell(path: Path, wait: bool = False) -> contextlib.AbstractContextManager:
+        if wait:
+            waits.set()
+        return lock_folder(path, wait)
+
+    monkeypatch.setattr(run_folder, "lock_folder", lock_and_tell)
+    with ThreadPoolExecutor() as pool:
+        with run_folder.compute_again(plan(planned[0]), folder) as again:
+            second = pool.submit(compute_run, planned[1], tmp_path, keep=False, force=True)
+            assert waits.wait(60)
+            first = run(planned[0], again)
+        outcome = second.result()
+    assert outcome.error == ""
+    assert outcome.result.finished == first.finished != stored
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_options_that_are_not_names_and_values_are_one_sentence(tmp_path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -94,7 +94,7 @@ def run(
     from dosapp.cli.progress import run_progress
     from dosapp.experiments.plan import load_settings, plan
     from dosapp.experiments.run import run as compute
-    from dosapp.experiments.run_folder import check_run_folder, find_forced_folder, replace_run
+    from dosapp.experiments.run_folder import check_run_folder, compute_again
     from dosapp.experiments.store import Store
     from dosapp.experiments.tracking import TrackingCallback, parse_trackers
     from dosapp.runtime import distributed
@@ -108,9 +108,10 @@ def run(
     with distributed.process_group(settings.device):
         planned = plan(settings)
         run_folder = folder or Store(Path("runs")).run_folder(planned)
-        again = find_forced_folder(planned, run_folder) if force else None
         is_stored = not force and (run_folder / "result.json").exists()
+        replaces = force and run_folder.exists()
         with (
+            compute_again(planned, run_folder) if replaces else nullcontext() as again,
             distributed.rank_folder(again or run_folder) as own_folder,
             run_progress(planned.settings.method, err) as progress,
             closing(
@@ -128,8 +129,6 @@ def run(
             except KeyboardInterrupt:
                 err.print(progress.describe_position())
                 raise
-        if again is not None:
-            replace_run(again, run_folder)
     print_results([result], as_json)
     if not as_json and is_stored:
         out.print(f"read {run_folder}/result.json: stored, not computed; --force computes it again")

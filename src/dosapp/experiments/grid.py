@@ -19,7 +19,7 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -34,7 +34,7 @@ from dosapp.experiments.presets import apply_preset
 from dosapp.experiments.ray_cluster import RETRIES, run_on_ray
 from dosapp.experiments.result import Result
 from dosapp.experiments.run import run
-from dosapp.experiments.run_folder import find_forced_folder, replace_run
+from dosapp.experiments.run_folder import compute_again
 from dosapp.experiments.store import Store
 from dosapp.experiments.tracking import TrackingCallback
 from dosapp.runtime.files import write_bytes
@@ -272,12 +272,11 @@ def compute_run(settings: RunSettings, folder: Path, keep: bool, force: bool = F
         planned = plan(settings)
         run_folder = Store(folder).run_folder(planned)
         is_stored = (run_folder / "result.json").exists()
-        again = find_forced_folder(planned, run_folder) if force and is_stored else None
-        own_folder = again or run_folder
-        with closing(TrackingCallback(own_folder, planned.settings)) as callback:
-            result = run(planned, own_folder, resume=True, wait=True, callback=callback)
-        if again:
-            replace_run(again, run_folder)
+        replaces = force and is_stored
+        with compute_again(planned, run_folder, wait=True) if replaces else nullcontext() as again:
+            own_folder = again or run_folder
+            with closing(TrackingCallback(own_folder, planned.settings)) as callback:
+                result = run(planned, own_folder, resume=True, wait=True, callback=callback)
         if (again or not is_stored) and not keep:
             shutil.rmtree(run_folder / "learner", ignore_errors=True)
         return Outcome(settings, result)

@@ -2,15 +2,18 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dosapp.errors import InputError
 from dosapp.experiments.plan import Plan
 from dosapp.runtime import distributed
-from dosapp.runtime.files import ensure_dir, lock_folder, read_json
+from dosapp.runtime.files import ensure_dir, file_stamp, lock_folder, read_json
 from dosapp.runtime.plural import plural
+
+FORCE_LOCK = ".force"  # folder in a run's folder, locked while the run is computed again
 
 
 def check_run_folder(folder: Path, resume: bool) -> dict[str, Any] | None:
@@ -68,29 +71,44 @@ def check_same_run(
     return known
 
 
-def find_forced_folder(planned: Plan, folder: Path) -> Path | None:
-    """Where to compute a stored run again; None if there is no run in the folder yet.
+@contextmanager
+def compute_again(planned: Plan, folder: Path, wait: bool = False) -> Iterator[Path | None]:
+    """Compute a stored run again; it replaces the stored one when the block ends without an error.
 
-    The stored one stays until `replace_run`, so a failure loses nothing.
+    The stored one stays until then, so a failure loses nothing.
+
+    Args:
+        planned: The run.
+        folder: Where it is stored.
+        wait: Wait for another process that computes it again, instead of raising.
+
+    Yields:
+        Where to compute it; None if another process replaced the stored one meanwhile.
 
     Raises:
+        BusyError: Another process computes it again.
         InputError: The folder holds something else, or there are several processes.
     """
-    if not folder.exists():
-        return None
     if distributed.world_size() > 1:
         raise InputError("--force works in one process; delete the folder of the run instead")
     if not (folder / "run.json").exists():
         raise InputError(f"'{folder}' holds no run, so --force does not replace it")
     check_same_run(folder, planned.identity, resume=True)
-    return folder.with_name(folder.name + ".forced")
+    stored = file_stamp(folder / "result.json")
+    with lock_folder(ensure_dir(folder / FORCE_LOCK), wait):
+        if file_stamp(folder / "result.json") != stored:
+            yield None
+            return
+        again = folder.with_name(folder.name + ".forced")
+        yield again
+        _replace_run(again, folder)
 
 
-def replace_run(new: Path, old: Path) -> None:
+def _replace_run(new: Path, old: Path) -> None:
     """Put a run that was computed again in the place of the old one."""
     with lock_folder(old), lock_folder(ensure_dir(old / "learner")):
         for path in old.iterdir():
-            if path.name == ".lock":
+            if path.name in (".lock", FORCE_LOCK):
                 continue
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         for path in new.iterdir():

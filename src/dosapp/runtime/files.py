@@ -325,6 +325,23 @@ def lock_folder(folder: Path, wait: bool = False) -> Iterator[FolderLock]:
         os.close(lock.descriptor)
 
 
+@contextmanager
+def take_turn(folder: Path) -> Iterator[None]:
+    """Wait until no other process changes a small file of a folder, whoever holds its write lock.
+
+    The folder itself is locked. Where the system cannot do that, there is no turn to wait for.
+    """
+    descriptor = -1
+    try:
+        with suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
 def _acquire_lock(folder: Path, wait: bool) -> FolderLock:
     path, flags = folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
