@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,19 @@ class TestTokenFile:
         '{"alice": {"role": "teach", "sha256": ""}}', '{"": {"role": "teach", "sha256": "%s"}}',
         '{"alice": {"role": "teach", "sha256": null}}', '{"alice": ["teach", "%s"]}',
     ]  # fmt: skip
+
+    def test_tokens_that_are_changed_together_are_all_changed(self, tmp_path) -> None:
+        removed = Tokens(tmp_path).add("removed", "predict")
+        names = [f"caller {n}" for n in range(12)]
+        changes = [lambda name=name: Tokens(tmp_path).add(name, "predict") for name in names]
+        changes.insert(4, lambda: Tokens(tmp_path).remove("removed"))
+        threads = [threading.Thread(target=change) for change in changes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert set(Tokens(tmp_path).known) == set(names)
+        assert Tokens(tmp_path).caller(removed) is None
 
     def test_a_file_that_is_no_list_of_tokens_grants_nothing(self, folder) -> None:
         tokens = Tokens(folder)

@@ -2,7 +2,9 @@
 
 import asyncio
 import errno
+import io
 import os
+import zipfile
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from dosapp.errors import (
     StorageError,
     TooLargeError,
 )
-from dosapp.service.client import Client, InvalidRequestError, RequestError
+from dosapp.service.client import Client, InvalidRequestError, RequestError, _zip_session
 from dosapp.service.service import open_service
 from dosapp.service.settings import ServiceSettings
 
@@ -74,7 +76,9 @@ class TestRealErrors:
     def test_too_large_input_is_a_413(self, client, saved_learner) -> None:
         images = encode_test_images(saved_learner[1])[:2]
         files = [("images", (f"{n}.png", data)) for n, data in enumerate(images)]
-        check(client.post("/predict", files=files), 413, "the request has 2 images")
+        check(
+            client.post("/predict", files=files), 413, "the request has too many images; at most 1"
+        )
 
     def test_a_busy_service_is_a_429(self, service, client, saved_learner) -> None:
         (image, *_) = encode_test_images(saved_learner[1])
@@ -202,6 +206,18 @@ def test_the_client_takes_one_image_or_many_of_any_kind(folder, tmp_path) -> Non
         ]:
             with pytest.raises(InputError, match=message):
                 client.predict(wrong)
+
+
+def test_a_folder_of_classes_is_sent_with_the_names_of_its_images(tmp_path) -> None:
+    (tmp_path / "fox").mkdir()
+    for name in ("b.JPG", "a.png", ".DS_Store", "._a.png", "notes.txt", "c.heic"):
+        (tmp_path / "fox" / name).write_bytes(b"x")
+    with pytest.warns(UserWarning, match=r"1 \.heic file; convert"):
+        sent = _zip_session(tmp_path)
+    assert zipfile.ZipFile(io.BytesIO(sent)).namelist() == ["fox/a.png", "fox/b.JPG"]
+    with Image.new("RGB", (4, 4)) as image:
+        sent = _zip_session({"fox": [image, image]})
+    assert zipfile.ZipFile(io.BytesIO(sent)).namelist() == ["fox/00000.png", "fox/00001.png"]
 
 
 def test_the_client_raises_input_errors_for_wrong_requests_only(folder) -> None:

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+import weakref
 import zipfile
 from pathlib import Path
 
@@ -296,12 +297,20 @@ class TestImages:
                      for count in (1, 4, 5)]  # fmt: skip
             assert codes == [200, 200, 413]
 
-    def test_a_decoded_image_leaves_no_pixels_behind(self, folder) -> None:
+    def test_no_image_is_open_before_and_after_it_is_decoded(self, folder, monkeypatch) -> None:
+        opened, open_image = [], Image.open
+
+        def record(*args, **kwargs):
+            image = open_image(*args, **kwargs)
+            opened.append(weakref.ref(image))
+            return image
+
+        monkeypatch.setattr(Image, "open", record)
         with served(folder) as service:
-            ((name, image),) = service.uploads.open_images([("x.png", self.png(100))])
-            service.uploads.decode_part([(name, image)])
-            with pytest.raises(ValueError, match="closed image"):
-                image.getpixel((0, 0))
+            checked = service.uploads.check_images([("x.png", self.png(100))] * 3)
+            assert [image() for image in opened] == [None] * 3
+            service.uploads.decode_part(checked)
+            assert [image() for image in opened] == [None] * 6
 
     def test_large_images_are_decoded_one_at_a_time(self) -> None:
         room, most, now, lock = PixelRoom(100), [], [0], threading.Lock()

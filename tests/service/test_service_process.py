@@ -29,7 +29,7 @@ from dosapp.service.client import RequestError
 from dosapp.service.service import FOLLOW_INTERVAL, open_service
 from dosapp.service.settings import ServiceSettings
 from dosapp.settings import LearnerSettings
-from dosapp.student.selection import Selection
+from dosapp.student.trainable_weights import Selection
 from support.services import free_port, wait_until
 
 pytest.importorskip("fastapi")
@@ -263,7 +263,7 @@ def test_a_version_of_vit_b_16_is_as_large_as_its_changes(tmp_path) -> None:
         n: torch.rand(w.shape, generator=generator) for n, w in net.first_mlp_weights().items()
     }
     mask = top_fraction(scores, 0.1)
-    student.select(Selection(tuple(mask), mask, scores))
+    student.select_for_session(Selection(tuple(mask), mask, scores))
     student.assign({n: net.weights()[n] + 1e-3 for n in mask}, mask)
     method.union_scores = {n: scores[n] * mask[n] for n in mask}
     student.ema_update(method.teacher, active=0.8, frozen=0.9999)

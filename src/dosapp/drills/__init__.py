@@ -25,12 +25,7 @@ def run_drill(name: str, quick: bool, on_progress: Callable[[str], None]) -> dic
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "learner"
         if name == "poison":
-            attacked = []
-            for scenario in ("shapes",) if quick else poison.SCENARIOS:
-                is_short = quick or scenario != "shapes"
-                place = Path(temporary) / scenario
-                attacked += poison.drill(place, scenario, poison.SEED, is_short, on_progress)
-            return poison.to_json(attacked)
+            return poison.to_json(poison.run_scenarios(Path(temporary), quick, on_progress))
         if name == "crash":
             return crash.drill(folder, 5 if quick else 50, on_progress)
         if name == "availability":

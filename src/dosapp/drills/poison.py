@@ -6,8 +6,8 @@ images after every interval. Attacker, honest callers and measurement have diffe
 attack runs on a copy of the learner's folder, on a service with the defaults and on one without
 guards. Its threads are not started: everything runs in turn, so that a run can be repeated exactly.
 
-The guards' thresholds were chosen on seed 0 of the first scenario, and on the honest stream of
-`signs`. The drill runs seed 1, and a scenario that was not looked at before.
+The guards' thresholds were chosen on seed 0 of the first scenario, and on honest streams of signs
+and of other shapes. The drill runs seed 1, and a scenario that was not looked at before.
 """
 
 import multiprocessing
@@ -275,6 +275,21 @@ def _predict(service: LearningService, images: Tensor) -> list[Prediction]:
     """The answers of the published version."""
     learner = service.reader.published.learner
     return [p for part in images.split(BATCH) for p in learner.predict(part, 1)]
+
+
+def run_scenarios(folder: Path, quick: bool, on_progress: Callable[[str], None]) -> list[Outcome]:
+    """Run all attacks on the first scenario, and those of `QUICK` on the others, unless quick.
+
+    Args:
+        folder: For the learners.
+        quick: The first scenario only, and the attacks of `QUICK`.
+        on_progress: Called with a message before each part.
+    """
+    first, *others = SCENARIOS
+    outcomes = drill(folder / first, first, SEED, quick, on_progress)
+    for scenario in () if quick else others:
+        outcomes += drill(folder / scenario, scenario, SEED, True, on_progress)
+    return outcomes
 
 
 def drill(

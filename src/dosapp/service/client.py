@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from dosapp.data.files import SUFFIXES, warn_of_unread_images
 from dosapp.errors import DosappError, InputError
 from dosapp.runtime.extras import missing_extra
 
@@ -136,7 +137,17 @@ class Client:
         on_progress: Progress = lambda job: None,
         options: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Train a session from the bytes of a zip of class folders; options are lr and epochs."""
+        """Train a session from a zip of class folders.
+
+        Args:
+            archive: The bytes of the zip.
+            wait: Return when the session is over.
+            on_progress: Called with the job while waiting.
+            options: `lr` and `epochs`, if others than the learner's.
+
+        Returns:
+            The job.
+        """
         files = [("archive", ("session.zip", archive))]
         job = self._request("POST", "/learn", files=files, params=dict(options or {}))
         return self._wait_for(job, wait, on_progress)
@@ -179,7 +190,15 @@ class Client:
     # Classes and versions; each change returns the number of the new version
 
     def rename(self, name: str, to: str) -> int:
-        """Rename a class."""
+        """Rename a class.
+
+        Args:
+            name: A known class.
+            to: Its new name.
+
+        Returns:
+            The new version.
+        """
         return self._change("/classes/rename", {"name": name, "to": to})
 
     def remove(self, name: str) -> int:
@@ -274,14 +293,20 @@ def _read_image(image: Any) -> tuple[str, bytes]:
 
 
 def _zip_session(session: "Mapping[str, Sequence[Any]] | Path | str") -> bytes:
+    is_folder = isinstance(session, str | Path)
     if isinstance(session, str | Path):
         path = Path(session)
         if path.is_file():
             return path.read_bytes()
         if not path.is_dir():
             raise InputError(f"'{path}' does not exist; give a zip or a folder of class folders")
+        warn_of_unread_images(path)
         session = {
-            folder.name: sorted(file for file in folder.iterdir() if file.is_file())
+            folder.name: sorted(
+                file
+                for file in folder.iterdir()
+                if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
+            )
             for folder in sorted(path.iterdir())
             if folder.is_dir() and not folder.name.startswith(".")
         }
@@ -291,6 +316,7 @@ def _zip_session(session: "Mapping[str, Sequence[Any]] | Path | str") -> bytes:
                 if "/" in name or "\\" in name:
                     raise InputError(f"the class name '{name}' has a slash; leave it out")
                 for n, (title, data) in enumerate(map(_read_image, images)):
-                    suffix = Path(title).suffix or ".png"
-                    archive.writestr(f"{name}/{n:05d}{suffix}", data)
+                    # Files of a folder keep their names, since errors tell them.
+                    numbered = f"{n:05d}{Path(title).suffix or '.png'}"
+                    archive.writestr(f"{name}/{title if is_folder else numbered}", data)
         return buffer.getvalue()

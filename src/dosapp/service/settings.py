@@ -119,7 +119,7 @@ class ServiceSettings(Settings):
 def check_learner(folder: Path) -> None:
     """Raise an `InputError` if the folder holds no learner."""
     if not (folder / "learner.json").exists():
-        raise InputError(f"'{folder}' holds no learner: there is no learner.json in it")
+        raise InputError(f"'{folder}' holds no learner; make one with: dosapp new {folder}")
 
 
 def is_loopback(host: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dosapp.errors import CorruptRecordError, InputError
-from dosapp.runtime.files import write_json
+from dosapp.runtime.files import take_turn, write_json
 
 Role = Literal["predict", "teach"]  # "teach" includes "predict"
 FIRST_NAME = "owner"  # of the token that is made at the first start
@@ -92,13 +92,13 @@ class Tokens:
         """
         if role not in get_args(Role):
             raise InputError(f"role is '{role}'; give {' or '.join(get_args(Role))}")
-        known = self.known
-        if not name.strip() or name in known:
-            raise InputError(f"a token named '{name}' cannot be added; give a new name")
         token = f"dosapp-{secrets.token_urlsafe(32)}"
-        self._write({**known, name: TokenEntry.model_validate(
-            {"role": role, "sha256": _hash(token)}
-        )})  # fmt: skip
+        entry = TokenEntry.model_validate({"role": role, "sha256": _hash(token)})
+        with take_turn(self.path.parent):  # another process could bring back a removed token
+            known = self.known
+            if not name.strip() or name in known:
+                raise InputError(f"a token named '{name}' cannot be added; give a new name")
+            self._write({**known, name: entry})
         return token
 
     def add_first(self) -> str | None:
@@ -107,11 +107,12 @@ class Tokens:
 
     def remove(self, name: str) -> None:
         """Revoke a token. A running service refuses its next request."""
-        known = dict(self.known)
-        if known.pop(name, None) is None:
-            names = ", ".join(known) or "none"
-            raise InputError(f"there is no token named '{name}'; known: {names}")
-        self._write(known)
+        with take_turn(self.path.parent):
+            known = dict(self.known)
+            if known.pop(name, None) is None:
+                names = ", ".join(known) or "none"
+                raise InputError(f"there is no token named '{name}'; known: {names}")
+            self._write(known)
 
     def caller(self, token: str) -> Caller | None:
         """Find the owner of a token. Every hash is compared, each in constant time."""

@@ -3,12 +3,14 @@
 import base64
 import binascii
 import io
+import re
 import threading
 import unicodedata
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +29,11 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 MAX_NAME_LENGTH = 200  # characters of a class name
 MAX_INFLATION = 20  # an archive may hold so many times the bytes of a body
 
-LARGE = 4_000_000  # pixels of an image that is decoded apart from others
+LARGE = 1_000_000  # pixels of an image that is decoded apart from others
+MAX_SCANS = 100  # of a JPEG; usual ones have about ten, and each passes over all pixels
+SCAN = re.compile(rb"\xff\xda\x00[\x08\x0a\x0c\x0e][\x01-\x04]")  # cannot be part of other data
+WEIGHTS = {"WEBP": 3, "TIFF": 2}  # of a pixel: decoding takes so much more memory than of others
+TILE_WIDTH, TILE_LENGTH = 322, 323  # tags of a TIFF
 UNKNOWN = "unknown"  # the label of a prediction below the threshold, so no class has this name
 
 M = TypeVar("M")
@@ -58,6 +64,15 @@ class PixelRoom:
                 self._condition.notify_all()
 
 
+@dataclass(frozen=True)
+class CheckedImage:
+    """An image file whose head was checked."""
+
+    name: str  # for messages
+    data: bytes
+    pixels: int  # as limits count them
+
+
 class UploadDecoder:
     """Decodes images of predict requests, and images by class name of sessions."""
 
@@ -67,62 +82,69 @@ class UploadDecoder:
 
     # Images
 
-    def open_image(self, data: bytes, name: str = "the image") -> Image.Image:
-        """Open one image file; its size is checked before its pixels are decoded.
+    def check_image(self, data: bytes, name: str = "the image") -> CheckedImage:
+        """Check the size and kind of one image file by its head; no pixels are decoded.
 
         Raises:
             InputError: The bytes are not an image in a known format.
             TooLargeError: The image has too many pixels.
         """
         with _reading(name):
-            image = Image.open(io.BytesIO(data), formats=FORMATS)
-            if image.width * image.height > self.settings.max_pixels:
+            if size := read_webp_size(data):
+                (width, height), pixels = size, WEIGHTS["WEBP"] * size[0] * size[1]
+            else:
+                with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                    (width, height), pixels = image.size, count_pixels(image)
+                    _check_effort(image, data, name)
+            if pixels > self.settings.max_pixels:
                 raise TooLargeError(
-                    f"{name} has {image.width} × {image.height} pixels; at most "
+                    f"{name} has {width} × {height} pixels and counts as {pixels:,}; at most "
                     f"{self.settings.max_pixels:,} are accepted"
                 )
-            if min(image.size) < 1 or max(image.size) > 100 * min(image.size):
-                raise InputError(f"{name} is {image.width} × {image.height}; give a usual shape")
-            return image
+            if min(width, height) < 1 or max(width, height) > 100 * min(width, height):
+                raise InputError(f"{name} is {width} × {height}; give a usual shape")
+        return CheckedImage(name, data, pixels)
 
-    def decode_opened(self, image: Image.Image, name: str = "the image") -> Tensor:
-        """Decode an opened image to `uint8 [3, H, W]`.
+    def decode_checked(self, image: CheckedImage) -> Tensor:
+        """Decode an image to `uint8 [3, H, W]`.
 
         Large ones wait until there is room: together they have at most as many pixels as one
-        image may have, which bounds memory.
+        image may have, which bounds memory. They are opened only now, because Pillow allocates the
+        pixels of a WebP when it opens it, and keeps them when it closes it.
         """
-        pixels = count_pixels(image)
-        with _reading(name), self._room.hold(pixels) if pixels > LARGE else nullcontext():
-            try:
-                return self.preprocess(image)
-            finally:
-                image.close()  # others of the request still wait, and keep their list of images
+        room = self._room.hold(image.pixels) if image.pixels > LARGE else nullcontext()
+        with (
+            _reading(image.name),
+            room,
+            Image.open(io.BytesIO(image.data), formats=FORMATS) as file,
+        ):
+            return self.preprocess(file)
 
     def decode_image(self, data: bytes, name: str = "the image") -> Tensor:
         """Decode one image file to `uint8 [3, H, W]`."""
-        return self.decode_opened(self.open_image(data, name), name)
+        return self.decode_checked(self.check_image(data, name))
 
-    def open_images(self, files: Sequence[tuple[str, bytes]]) -> list[tuple[str, Image.Image]]:
-        """Open the files of a request, given as (name, bytes), and check their number and sizes.
+    def check_images(self, files: Sequence[tuple[str, bytes]]) -> list[CheckedImage]:
+        """Check number, sizes and kinds of the files of a request, given as (name, bytes).
 
         Raises:
-            InputError: There is no image, or one cannot be opened.
+            InputError: There is no image, or one cannot be read.
             TooLargeError: There are too many images, or too many pixels in all.
         """
         if not files:
             raise InputError("there is no image in the request; send at least one")
         self._check_count(len(files), self.settings.max_images)
-        opened = [(f"'{name}'", self.open_image(data, f"'{name}'")) for name, data in files]
-        total, most = sum(count_pixels(image) for _, image in opened), self.settings
+        checked = [self.check_image(data, f"'{name}'") for name, data in files]
+        total, most = sum(image.pixels for image in checked), self.settings
         if total > max(most.max_request_pixels, most.max_pixels):
             raise TooLargeError(
                 f"the images of the request have {total:,} pixels in all; at most "
                 f"{most.max_request_pixels:,} are accepted, so send fewer at once"
             )
-        return opened
+        return checked
 
-    def open_base64(self, texts: Sequence[str]) -> list[tuple[str, Image.Image]]:
-        """Open images given as base64 texts or `data:` URLs."""
+    def check_base64(self, texts: Sequence[str]) -> list[CheckedImage]:
+        """Check images given as base64 texts or `data:` URLs."""
         self._check_count(len(texts), self.settings.max_images)
         files = []
         for n, text in enumerate(texts):
@@ -131,11 +153,11 @@ class UploadDecoder:
                 files.append((f"images[{n}]", base64.b64decode(body, validate=True)))
             except (binascii.Error, ValueError) as error:
                 raise InputError(f"images[{n}] is not base64 ({error})") from error
-        return self.open_images(files)
+        return self.check_images(files)
 
-    def decode_part(self, images: Sequence[tuple[str, Image.Image]]) -> Tensor:
-        """Decode opened images to `uint8 [n, 3, H, W]`."""
-        return torch.stack([self.decode_opened(image, name) for name, image in images])
+    def decode_part(self, images: Sequence[CheckedImage]) -> Tensor:
+        """Decode images to `uint8 [n, 3, H, W]`."""
+        return torch.stack([self.decode_checked(image) for image in images])
 
     def decode_tensor(self, data: bytes, shape: str, dtype: str) -> Tensor:
         """Decode a raw tensor in C order, at the backbone's size: uint8, or float32 in [0, 1]."""
@@ -263,8 +285,42 @@ def normalize_class_name(name: str) -> str:
 
 
 def count_pixels(image: Image.Image) -> int:
-    """Width times height."""
-    return image.width * image.height
+    """Width times height times the format's weight; a tile of a TIFF is decoded as a whole."""
+    tags: Mapping[int, int] = getattr(image, "tag_v2", {})
+    tile = int(tags.get(TILE_WIDTH, 0)) * int(tags.get(TILE_LENGTH, 0))
+    return max(image.width * image.height, tile) * WEIGHTS.get(image.format or "", 1)
+
+
+def read_webp_size(data: bytes) -> tuple[int, int] | None:
+    """Read width and height from the head of a WebP; None if it is another format.
+
+    Raises:
+        InputError: It is a WebP without a size.
+    """
+    if data[:4] != b"RIFF" or data[8:12] != b"WEBP":
+        return None
+    kind, head = data[12:16], data[20:30].ljust(10, b"\0")
+    if kind == b"VP8X":
+        return 1 + int.from_bytes(head[4:7], "little"), 1 + int.from_bytes(head[7:10], "little")
+    if kind == b"VP8L":
+        bits = int.from_bytes(head[1:5], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    if kind == b"VP8 ":
+        sides = (int.from_bytes(head[n : n + 2], "little") & 0x3FFF for n in (6, 8))
+        return next(sides), next(sides)
+    raise InputError("a WebP has no size; save it again")
+
+
+def _check_effort(image: Image.Image, data: bytes, name: str) -> None:
+    """Refuse files that take far longer than others of their size in pixels.
+
+    Raises:
+        InputError: It has too many scans, or an encoding that Pillow decodes in Python.
+    """
+    if image.format == "JPEG" and sum(1 for _ in SCAN.finditer(data)) > MAX_SCANS:
+        raise InputError(f"{name} is a JPEG of more than {MAX_SCANS} scans; save it again")
+    if any(tile[0] in Image.DECODERS for tile in getattr(image, "tile", ())):
+        raise InputError(f"{name} is a rare kind of {image.format}; save it as PNG or JPEG")
 
 
 @contextmanager

@@ -50,7 +50,7 @@ STATUS_CODES: dict[type[DosappError], int] = {
 HEADERS = {429: {"Retry-After": "1"}}
 CLOSED_BY_CLIENT = 499  # in log and metrics, when there was nothing to answer
 TOO_SLOW = 408
-REFUSED = (401, 413, 429)
+PROBES = ("/health", "/ready")  # answered at once, whoever asks
 ERROR_CODES = (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 500, 503, 507)
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",  # pages have their own
@@ -167,11 +167,9 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                if status in REFUSED:  # an immediate answer would invite the next request
-                    address = (scope.get("client") or ("",))[0]
-                    await asyncio.sleep(self.limits.refusals.delay(address))
+                await asyncio.sleep(self._delay(scope, status))
                 if has_body and status != TOO_SLOW:
-                    await _drain(receive_watched)
+                    await self._drain(receive_watched, scope)
                 if has_body:  # the rest is not read
                     headers["Connection"] = "close"
                 headers["X-Request-Id"] = request_id
@@ -192,16 +190,31 @@ class RequestMiddleware:
             self.metrics.observe(getattr(scope.get("route"), "path", "other"), status, seconds)
             _log_request(scope, status, seconds)
 
+    def _delay(self, scope: Scope, status: int) -> float:
+        """Seconds that an answer waits: an immediate one would invite the next request."""
+        key = _key(scope)
+        if 400 <= status < 500 and status != TOO_SLOW:
+            return self.limits.refusals.delay(key)
+        is_page = "caller" not in scope["state"] and scope["path"] not in PROBES
+        return self.limits.reads.delay(key) if is_page else 0.0
 
-async def _drain(receive: Receive) -> None:
-    """Read the beginning of a refused body, so that its sender gets to read the answer."""
-    try:
-        async with asyncio.timeout(1):
-            for _ in range(64):
-                if not (await receive()).get("more_body"):
-                    return
-    except TimeoutError:
-        return
+    async def _drain(self, receive: Receive, scope: Scope) -> None:
+        """Read the beginning of a refused body, so that its sender gets to read the answer."""
+        try:
+            async with asyncio.timeout(1):
+                for _ in range(64):
+                    message = await receive()
+                    if not message.get("more_body"):
+                        return
+                    count = len(message.get("body", b""))
+                    await asyncio.sleep(self.limits.bytes.delay(_key(scope), count=count))
+        except TimeoutError:
+            return
+
+
+def _key(scope: Scope) -> str:
+    """Whose requests are paced together: those of a caller, or of an address without a token."""
+    return str(scope["state"].get("caller") or (scope.get("client") or ("",))[0])
 
 
 def _log_request(scope: Scope, status: int, seconds: float) -> None:

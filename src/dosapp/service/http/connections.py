@@ -1,8 +1,10 @@
 """How the service listens: uvicorn, with limits for connections that send no request."""
 
 import asyncio
+import re
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -11,6 +13,8 @@ from dosapp.service.http.limits import Pacer
 from dosapp.service.settings import ServiceSettings
 
 MAX_HEADER_BYTES = 32_768
+MAX_HEADERS = 100  # lines; parsing thousands of short ones would hold up other requests
+BLANK_LINE = re.compile(rb"\n\r?\n")  # ends the headers
 
 
 def make_config(app: ASGIApp, settings: ServiceSettings) -> Any:
@@ -65,6 +69,16 @@ def make_protocol(settings: ServiceSettings) -> type:
                 self._end_deadline()
             elif self.deadline is None:
                 self._start_deadline()
+
+        def handle_events(self) -> None:
+            """Handle what has come, unless a request begins with too many headers."""
+            if self.conn.their_state is h11.IDLE:
+                head = self.conn.trailing_data[0]
+                blank = BLANK_LINE.search(head)
+                if head.count(b"\n", 0, blank.start() if blank else len(head)) > MAX_HEADERS:
+                    self.send_400_response("Too many headers.")
+                    return
+            super().handle_events()
 
         def send_400_response(self, msg: str) -> None:
             """Answer a request that cannot be parsed; later and later if there are many."""

@@ -23,6 +23,7 @@ MAX_DELAY = 5.0  # seconds
 MIN_RATE = 20_000  # bytes per second of a body, after its first seconds
 MAX_BYTE_RATE = 16_000_000  # bytes per second of a caller's large bodies: reading them takes time
 LARGE_BODY = 256_000  # bytes; a caller's bodies above it are read a few at a time
+MAX_QUERY = 1_000  # bytes; every route takes a few short parameters
 JSON_SHARE = 8  # a JSON body has at most this part of `max_body`: parsing needs several times it
 
 
@@ -77,8 +78,9 @@ class Limits:
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
-        self.reads = Pacer(rate=50, burst=100)  # GET requests of a caller
-        self.refusals = Pacer(rate=20, burst=40)  # answers 401, 413 and 429 to an address
+        # Of a caller, or of an address without a token: GET requests, and answers 4xx.
+        self.reads = Pacer(rate=50, burst=100)
+        self.refusals = Pacer(rate=20, burst=40)
         self.bytes = Pacer(rate=MAX_BYTE_RATE, burst=LARGE_BODY)  # of a caller's large bodies
         self._active: Counter[str] = Counter()  # requests of each caller
         self._sizes: Counter[str] = Counter()  # bytes of bodies in memory, of each caller
@@ -187,6 +189,8 @@ class Limits:
             if scope["type"] != "http":
                 await app(scope, receive, send)
                 return
+            if len(scope["query_string"]) > MAX_QUERY:
+                raise InputError(f"the query has more than {MAX_QUERY:,} bytes; send fewer")
             most, received, started = self.check_length(Headers(scope=scope)), 0, 0.0
 
             async def receive_counted() -> Message:

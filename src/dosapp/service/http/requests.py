@@ -10,22 +10,24 @@ from typing import Any, TypeVar
 
 import torch
 from fastapi import Request
-from PIL import Image
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from torch import Tensor
 
-from dosapp.errors import BusyError, InputError
+from dosapp.errors import BusyError, InputError, TooLargeError
+from dosapp.runtime.plural import plural
 from dosapp.service.fair_queue import FairPool
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Caller
-from dosapp.service.uploads import LARGE, UploadDecoder, count_pixels
+from dosapp.service.uploads import LARGE, CheckedImage, UploadDecoder
 
 T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
 Files = list[tuple[str, bytes]]  # names and contents
 MANY = 32  # images of a request
+MAX_FIELDS = 100  # of a form, beside its files
+MAX_COMMAS = 64  # of a JSON body, beside two per image (one is that of a data: URL)
 PIECE = 16_384  # bytes of a form that are parsed at once
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -62,34 +64,31 @@ class ThreadPools:
         self,
         caller: Caller,
         uploads: UploadDecoder,
-        open_images: Callable[..., list[tuple[str, Image.Image]]],
+        check_images: Callable[..., list[CheckedImage]],
         source: Any,
     ) -> Tensor:
-        """Decode images of a request in parts of a few million pixels each.
+        """Decode images of a request in parts of about a million pixels each.
 
         Args:
             caller: Of the request.
-            uploads: Decodes opened images.
-            open_images: Opens the images and checks their sizes.
+            uploads: Decodes checked images.
+            check_images: Checks the sizes of the images.
             source: Its argument.
 
         Returns:
             `uint8 [n, 3, H, W]`.
         """
-        pool = self._decoders if len(source) <= MANY else self._batch_decoders
-        opened = await _run(pool, caller, open_images, source)
-        parts: list[tuple[FairPool, list[tuple[str, Image.Image]]]] = []
         # Requests of many images wait for each other, not those of few for them.
-        small = self._decoders if len(opened) <= MANY else self._batch_decoders
+        small = self._decoders if len(source) <= MANY else self._batch_decoders
+        parts: list[tuple[FairPool, list[CheckedImage]]] = []
         size = LARGE
-        for name, image in opened:
-            pixels = count_pixels(image)
-            pool = self._large_decoders if pixels > LARGE else small
-            if size + pixels > LARGE:
+        for image in await _run(small, caller, check_images, source):
+            pool = self._large_decoders if image.pixels > LARGE else small
+            if size + image.pixels > LARGE:
                 parts.append((pool, []))
                 size = 0
-            parts[-1][1].append((name, image))
-            size += pixels
+            parts[-1][1].append(image)
+            size += image.pixels
         futures = [
             pool.submit(caller.name, functools.partial(uploads.decode_part, part))
             for pool, part in parts
@@ -148,37 +147,52 @@ def content_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-async def read_json(request: Request, model: type[Body]) -> Body:
+async def read_json(request: Request, model: type[Body], max_items: int = 0) -> Body:
     """Read a JSON body; an empty body is an empty object.
+
+    Args:
+        request: The request.
+        model: Of the body.
+        max_items: How many items its list may have.
 
     Raises:
         InputError: The body does not fit the model.
+        TooLargeError: It has too many values: an error for each of them would take seconds.
     """
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+    if body.count(b",") > MAX_COMMAS + 2 * max_items:
+        most = plural(max_items, "image") if max_items else "a few"
+        raise TooLargeError(f"the JSON body has too many values; at most {most} are accepted")
     try:
-        body = bytearray()
-        async for part in request.stream():
-            body += part
         return model.model_validate_json(body or b"{}")
     except ValidationError as error:
         raise InputError(describe_first(error.errors())) from error
 
 
-async def read_form(request: Request, settings: ServiceSettings) -> tuple[dict[str, str], Files]:
+async def read_form(
+    request: Request, settings: ServiceSettings, max_files: int
+) -> tuple[dict[str, str], Files]:
     """Read the text fields and the files of a multipart form, all in memory.
 
     Raises:
-        InputError: The form is malformed or has too many parts.
+        InputError: The form is malformed or has too many fields.
+        TooLargeError: It has more than `max_files` files.
     """
-    max_files = max(settings.max_images, settings.max_session_images)
     parser = InMemoryParser(
         request.headers,
         _in_pieces(request.stream()),
         max_files=max_files,
+        max_fields=MAX_FIELDS,
         max_part_size=settings.max_body,
     )
     try:
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError) as error:
+        if str(error).startswith("Too many files"):
+            message = f"the request has too many images; at most {max_files:,} are accepted"
+            raise TooLargeError(message) from error
         raise InputError(f"the form cannot be read ({error})") from error
     fields: dict[str, str] = {}
     files: Files = []

@@ -111,17 +111,17 @@ async def predict(
     """Labels, scores and the version that answered, for one or many images."""
     kind, uploads = content_type(request), service.uploads
     if kind == "multipart/form-data":
-        _, files = await read_form(request, service.settings)
-        pixels = await pools.decode_images(caller, uploads, uploads.open_images, files)
+        _, files = await read_form(request, service.settings, service.settings.max_images)
+        pixels = await pools.decode_images(caller, uploads, uploads.check_images, files)
     elif kind == "application/json":
-        body = await read_json(request, PredictRequest)
-        pixels = await pools.decode_images(caller, uploads, uploads.open_base64, body.images)
+        body = await read_json(request, PredictRequest, service.settings.max_images)
+        pixels = await pools.decode_images(caller, uploads, uploads.check_base64, body.images)
     elif kind == "application/octet-stream":
         data = await request.body()
         pixels = await pools.decode(caller, uploads.decode_tensor, data, shape, dtype)
     elif kind.startswith("image/"):
         file = ("the image", await request.body())
-        pixels = await pools.decode_images(caller, uploads, uploads.open_images, [file])
+        pixels = await pools.decode_images(caller, uploads, uploads.check_images, [file])
     else:
         raise HTTPException(
             415,
@@ -163,7 +163,8 @@ async def learn(
     a server-side folder, or only the corrections that wait. Answers with a job."""
     kind, uploads = content_type(request), service.uploads
     if kind == "multipart/form-data":
-        fields, files = await read_form(request, service.settings)
+        most = service.settings.max_session_images
+        fields, files = await read_form(request, service.settings, most)
         if "name" in fields:
             images = await pools.decode_session(caller, uploads.read_class, fields["name"], files)
         elif len(files) == 1:
@@ -221,7 +222,7 @@ async def correct(
     """Give the true class of an image. It joins the next session."""
     body = await read_json(request, CorrectRequest)
     uploads = service.uploads
-    pixels = await pools.decode_images(caller, uploads, uploads.open_base64, [body.image])
+    pixels = await pools.decode_images(caller, uploads, uploads.check_base64, [body.image])
     waiting = await pools.decode(
         caller, service.correct, pixels[0], body.label, caller.name, body.new_class
     )

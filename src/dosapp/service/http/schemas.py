@@ -117,7 +117,7 @@ class RemoveRequest(Schema):
 class RollbackRequest(Schema):
     """A version to go back to."""
 
-    version: int = Field(ge=1, le=2**31)
+    version: int = Field(ge=1, le=2**31, strict=True)
 
 
 class ChangeResponse(Schema):
