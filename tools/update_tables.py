@@ -17,6 +17,8 @@ TABLES = {
     "hard": ("docs/does-it-work.md", "hard", "hard", None),
     "hard-paired": ("docs/does-it-work.md", "hard", "hard", "DoSAPP"),
     "real": ("docs/does-it-work.md", "real", "real-small", None),
+    "real-paired": ("docs/does-it-work.md", "real", "real-small", "DoSAPP"),
+    "real-batch-16": ("docs/does-it-work.md", "real-batch-16", "real-small", None),
     "gtsrb": ("docs/does-it-work.md", "real-gtsrb", "real-small", None),
     "readings": ("docs/readings.md", "readings", "hard", None),
 }

@@ -137,6 +137,10 @@ class TestRuns:
         }
         assert len(set(rates.values())) == 2
 
+    def test_settings_can_be_of_a_dataset(self) -> None:
+        runs = list_runs(["sparsity"], Scale.from_name("real-small"))
+        assert {(one.data, one.batch_size) for one in runs} == {("cifar100", 64), ("gtsrb", 16)}
+
     def test_a_printed_command_computes_the_same_result(self, tmp_path) -> None:
         (one, *_) = SMALL.runs(get_table("ablation").rows[3], "shapes")
         words = shlex.split(format_command(one))

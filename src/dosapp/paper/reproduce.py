@@ -106,6 +106,7 @@ class Scale:
     data: Mapping[str, Sequence[str]] = field(default_factory=dict)  # empty: the paper's datasets
     learning_rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # data → method
     method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    data_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def from_name(cls, name: str) -> "Scale":
@@ -147,7 +148,7 @@ class Scale:
     def runs(self, row: Row, data: str) -> list[RunSettings]:
         """The runs of a row on a dataset, one per seed."""
         method = row.settings["method"]
-        own = dict(self.method_settings.get(method, {}))
+        own = {**self.data_settings.get(data, {}), **self.method_settings.get(method, {})}
         rate_of = row.rate_of or method
         if rate_of in self.learning_rates.get(data, {}):
             own["lr"] = self.learning_rates[data][rate_of]
