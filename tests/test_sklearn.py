@@ -149,6 +149,7 @@ def test_it_works_in_pipelines_and_searches(photos) -> None:
         (lambda X: X[..., 0], r"X has shape \[4, 32, 32\]; give images \[n, H, W, 3\]"),
         (lambda X: X.astype(float) * 2, "values from 0 to 510; give uint8, or floats from 0 to 1"),
         (lambda X: X.reshape(4, -1), "give images .*, or image_shape"),
+        (lambda X: ["a.jpg"] * 4, "X has paths; give images .* or use Learner.learn"),
         (lambda X: X[:3], "inconsistent numbers of samples"),
     ],
 )

@@ -248,6 +248,10 @@ class DosappClassifier(ClassifierMixin, BaseEstimator):
             raise InvalidImagesError(
                 "this DosappClassifier estimator requires y to be passed, but the target y is None"
             )
+        if isinstance(X, list | tuple) and any(isinstance(image, str | Path) for image in X):
+            raise InvalidImagesError(
+                "X has paths; give images [n, H, W, 3], or use Learner.learn, which reads files"
+            )
         images, labels = check_X_y(X, y, dtype=None, allow_nd=True)
         check_classification_targets(labels)
         return self._to_bytes(images, X, reset), labels

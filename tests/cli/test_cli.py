@@ -15,6 +15,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from dosapp.cli.console import describe_short_stream, describe_tiny_backbone, print_results
 from dosapp.errors import (
     BusyError,
     CorruptRecordError,
@@ -31,6 +32,7 @@ from dosapp.runtime.extras import missing_extra
 from dosapp.service.settings import ServiceSettings
 from dosapp.settings import LearnerSettings, RunSettings
 from support.cli import FLAGS, dosapp
+from support.results import make_result
 from support.settings import SMALL
 
 ROOT = Path(__file__).parents[2]
@@ -326,6 +328,42 @@ class TestNothingLearned:
         flags = ("--method", "flyp", "--lr", "3e-4", "--epochs", "6", "--train-images", "20")
         printed = dosapp("run", *FLAGS, *flags, "--out", tmp_path / "x")
         assert "nothing was learned" not in printed.stderr
+
+
+def test_no_name_in_a_table_is_cut_and_a_note_is_printed_once(capsys) -> None:
+    label = "SPU + a method with a name as long as half of the line"
+    results = [
+        make_result(label, seed, 50.0, 1.0, data="photos", backbone="tiny", stream_batch_size=8)
+        for seed in range(2)
+    ]
+    changes = {"steps": {"stream": [1]}, "stream": {"name": "pets", "images": [8]}}
+    print_results([result.model_copy(update=changes) for result in results], as_json=False)
+    printed = capsys.readouterr()
+    assert any(label in line and "50.0 ± 0.0" in line for line in printed.out.splitlines())
+    assert printed.err.count("took one step") == printed.err.count("'tiny' knows") == 1
+
+
+def test_photos_with_the_embedded_backbone_are_a_note() -> None:
+    def describe(data: str, backbone: str) -> str:
+        return describe_tiny_backbone(
+            [make_result("SPU", 0, 50.0, 1.0, data=data, backbone=backbone)]
+        )
+
+    assert "for photos give --backbone ViT-B-16" in describe("photos", "tiny")
+    assert describe("shapes+signs", "tiny") == describe("photos", "ViT-B-16") == ""
+
+
+def test_a_stream_of_one_step_is_a_note() -> None:
+    def describe(*steps: int) -> str:
+        result = make_result("SPU", 0, 50.0, 1.0, stream_batch_size=64)
+        stream = {"name": "pets", "images": [16, 32]}
+        return describe_short_stream(
+            result.model_copy(update={"steps": {"stream": [*steps]}, "stream": stream})
+        )
+
+    assert "32 images or fewer are one batch of 64" in describe(1, 1)
+    assert "a smaller --stream-batch-size" in describe(1, 1)
+    assert describe(0, 0) == describe(1, 2) == describe() == ""
 
 
 class TestStoredRuns:

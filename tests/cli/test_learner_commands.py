@@ -167,6 +167,10 @@ def test_every_client_command(folder, saved, tmp_path, monkeypatch) -> None:
         predicted = json.loads(client("predict", image, "--json"))
         assert len(predicted["predictions"][0]["top"]) == 3
         assert "cannot be read" in client("predict", tmp_path / "nothing.png", code=2)
+        (tmp_path / "unlabelled").mkdir()
+        assert "has no images in it" in client("predict", tmp_path / "unlabelled", code=2)
+        shutil.copy(image, tmp_path / "unlabelled" / "1.png")
+        assert "unlabelled/1.png: " in client("predict", tmp_path / "unlabelled", "--no-learn")
 
         session = tmp_path / "session"
         with zipfile.ZipFile(BytesIO(zip_session(scenario, 1, range(2), 8))) as archive:

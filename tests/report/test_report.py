@@ -311,6 +311,18 @@ class TestFigures:
         assert labels == ["2", "3"]
 
 
+def test_bands_of_accuracy_stay_within_100_per_cent() -> None:
+    from dosapp.report.figures import assign_colours, plot_accuracy
+
+    results = [
+        make_result("SPU", seed, a, 1.0).model_copy(update={"R": [[a], [a]]})
+        for seed, a in enumerate((60.0, 100.0))
+    ]
+    rows = build_rows(results)
+    [axes] = plot_accuracy(rows, assign_colours(rows)).axes
+    assert axes.collections[0].get_paths()[0].vertices[:, 1].max() == 100
+
+
 class TestManyRows:
     @pytest.fixture
     def many(self):

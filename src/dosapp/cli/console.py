@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from dosapp.runtime.plural import plural
+
 if TYPE_CHECKING:
     from dosapp.experiments.result import Result
 
@@ -60,7 +62,8 @@ def print_table(table: Table) -> None:
     """Print a table at its full width: no cell is cut, since scripts read the lines."""
     options = out.options.update(max_width=10_000)
     width = max(out.width, Measurement.get(out, options, table).maximum)
-    out.print(table, soft_wrap=False, width=width, crop=False, no_wrap=True)
+    # `out.print(width=…)` is limited to the width of `out`, so this takes a wider console.
+    Console(markup=False, emoji=False, highlight=False, width=width).print(table, no_wrap=True)
 
 
 def describe_no_learning(result: "Result") -> str:
@@ -85,6 +88,27 @@ def describe_no_learning(result: "Result") -> str:
         f"{used} and batches of {training.get('batch_size', training.get('batch'))}. Try 'dosapp "
         "tune' with the same --data and --backbone, more --epochs, or a smaller --batch-size"
     )
+
+
+def describe_short_stream(result: "Result") -> str:
+    """Say that every stream was one step; empty if one was longer, or the method does not adapt."""
+    if max(result.steps.get("stream") or [0]) != 1:
+        return ""
+    size, images = result.settings["stream_batch_size"], max(result.stream["images"])
+    return (
+        f"{result.label} took one step on each stream: its {plural(images, 'image')} or fewer are "
+        f"one batch of {size}, so the adaptation shows little. Try a smaller --stream-batch-size"
+    )
+
+
+def describe_tiny_backbone(results: "list[Result]") -> str:
+    """Say that the embedded backbone is not meant for photos; empty if it saw generated images."""
+    from dosapp.data.registry import SYNTHETIC
+
+    on_tiny = [r.settings["data"] for r in results if r.settings.get("backbone") == "tiny"]
+    if {part for data in on_tiny for part in data.split("+")} <= SYNTHETIC.keys():
+        return ""
+    return "the backbone 'tiny' knows generated shapes only; for photos give --backbone ViT-B-16"
 
 
 def print_results(
@@ -115,8 +139,11 @@ def print_results(
         table.add_row(row.name, *(row.text(metric) for metric in columns))
     print_table(table)
     out.print(f"F = {DEFINITIONS['forgetting']}", style="dim")
-    for result in results:
-        if message := describe_no_learning(result):
-            err.print(f"note: {message}")
+    notes = [
+        describe(r) for r in results for describe in (describe_no_learning, describe_short_stream)
+    ]
+    for note in dict.fromkeys([*notes, describe_tiny_backbone(results)]):  # seeds have equal ones
+        if note:
+            err.print(f"note: {note}")
     if against is not None:
         out.print(f"\n{paired_differences(rows, against)}")

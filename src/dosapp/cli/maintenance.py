@@ -83,7 +83,7 @@ def bench(
             )
         if folder is not None:
             write_json(folder / "methods.json", {"model": model, "methods": costs})
-        print(json.dumps(costs) if as_json else format_costs(costs), end="")
+        print(json.dumps(costs) if as_json else format_costs(costs).rstrip())
         return
     if folder is not None:
         check_extra("a figure", "report")

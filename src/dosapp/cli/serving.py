@@ -131,7 +131,7 @@ def _client(url: str, token: str | None) -> Any:
 
 @client_app.command("predict")
 def client_predict(
-    images: Annotated[list[Path], typer.Argument(help="image files")],
+    images: Annotated[list[Path], typer.Argument(help="image files, or folders of them")],
     url: Url = LOCAL_URL,
     token: Token = None,
     top: int = 3,
@@ -139,6 +139,9 @@ def client_predict(
     as_json: Json = False,
 ) -> None:
     """Classify images."""
+    from dosapp.data.files import list_folder_images
+
+    images = [i for path in images for i in (list_folder_images(path) if path.is_dir() else [path])]
     answer = _client(url, token).predict(images, top, learn)
     if as_json:
         print(json.dumps(answer))

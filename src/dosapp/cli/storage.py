@@ -34,7 +34,9 @@ def backup(
 
     with err.status("copying"):
         version = copy_learner(folder, target)
-    out.print(f"wrote {target}, at version {version}; put it back with: dosapp restore")
+    out.print(
+        f"wrote {target}, at version {version}; put it back with: dosapp restore {target} NEW"
+    )
 
 
 @app.command()

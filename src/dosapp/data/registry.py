@@ -1,5 +1,6 @@
 """Datasets by name: generated, one of the paper's, a table, or a path on disk."""
 
+import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,7 +71,9 @@ def open_dataset(
         return load_local_copy(name, Path(data_dir)) if data_dir else load_from_hub(name)
     path = Path(name)
     if not name or (not path.exists() and "/" not in name and "." not in name):
-        known = [*SYNTHETIC, *PAPER_DATASETS]
+        folders = [path.name for path in Path().iterdir() if path.is_dir()]
+        near = difflib.get_close_matches(name, folders, n=1, cutoff=0.7)
+        known = [*SYNTHETIC, *PAPER_DATASETS, *near]
         raise unknown_name("dataset", name, known, "dosapp datasets; or a path that exists")
     if _is_table(path) if path.exists() else HUB_ID.fullmatch(name):
         return load_table(name, hold_out)

@@ -82,7 +82,8 @@ def plot_accuracy(rows: Sequence[Row], colour_of: Mapping[str, str]) -> Figure:
             axes.plot(x, mean, marker="o", ms=4, color=colour, label=row_title(row), **look)
             if len(lines) > 1:
                 spread = lines.std(axis=0, ddof=1)
-                axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, lw=0)
+                low, high = np.maximum(mean - spread, 0), np.minimum(mean + spread, 100)
+                axes.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
         axes.set(xlabel="session", ylabel=SEEN_ACCURACY)
         axes.xaxis.get_major_locator().set_params(integer=True)
         _legend(axes, rows)
