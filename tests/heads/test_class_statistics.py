@@ -70,6 +70,12 @@ def test_gda_is_the_log_likelihood_with_a_shared_covariance_beside_the_captions(
         assert scores[3, label].item() == pytest.approx(expected)
 
 
+def test_a_temperature_divides_the_logits() -> None:
+    heads = (GaussianHead(fill(), torch.tensor(5.0), temperature=t) for t in (1.0, 4.0))
+    sure, unsure = (head.score(FEATURES, TEXTS) for head in heads)
+    assert torch.allclose(sure, 4 * unsure)
+
+
 def test_the_scores_follow_the_statistics() -> None:
     statistics = fill()
     head = GaussianHead(statistics, torch.tensor(0.0))

@@ -5,6 +5,7 @@ import torch
 
 from dosapp.errors import InputError
 from dosapp.experiments.plan import build_scenario
+from dosapp.heads.temperature import Temperature
 from dosapp.learner.learner import Learner
 from support.images import PREPROCESS
 
@@ -71,6 +72,24 @@ def test_a_saved_learner_continues_as_the_original(tiny, small, tmp_path) -> Non
         one.learn(scenario.session(0))
         one.adapt(pixels)
     assert restored.digest() == learner.digest()
+
+
+def test_gaussians_are_made_less_sure_and_predict_the_same(tiny, small) -> None:
+    learner, scenario = train(tiny, small, method="zero-shot", head="gda", data="shapes-hard")
+    assert learner.class_head.temperature.value > 1
+    pixels = scenario.tasks[0].test.read(range(8))
+    calm = learner.predict(pixels)
+    learner.class_head.temperature = Temperature()
+    sure = learner.predict(pixels)
+    assert [p.label for p in calm] == [p.label for p in sure]
+    assert sum(p.score for p in calm) < sum(p.score for p in sure)
+
+
+def test_a_session_of_single_images_holds_none_out(tiny, small) -> None:
+    learner, _ = train(tiny, small, sessions=0, batch_size=2)
+    images = torch.randint(0, 255, (2, 3, 32, 32), dtype=torch.uint8)
+    learner.learn({"red square": images[:1], "blue circle": images[1:]})
+    assert learner.class_head.temperature.value == 1.0
 
 
 def test_classes_can_be_removed_between_sessions(tiny, small) -> None:

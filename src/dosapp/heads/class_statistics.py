@@ -138,18 +138,19 @@ class NearestMeanHead:
 class GaussianHead:
     """Gaussian discriminant analysis with one covariance, beside the captions.
 
-    logits_c = f·Σ⁻¹μ_c - ½ μ_cᵀΣ⁻¹μ_c + scale · f·t_c
+    logits_c = (f·Σ⁻¹μ_c - ½ μ_cᵀΣ⁻¹μ_c + scale · f·t_c) / temperature
     """
 
     statistics: ClassStatistics
     scale: Tensor  # of the captions; zero: features alone
+    temperature: float = 1.0  # features are not Gaussian, so likelihoods are too sure
     _solved: tuple[tuple[int, int], Tensor, Tensor] | None = None
 
     def score(self, features: Tensor, text_features: Tensor) -> Tensor:
         """Logits `[B, C]`."""
         weights, bias = self._classifier(len(text_features))
         scores = features @ weights.to(features).T - bias.to(features)
-        return scores + self.scale * features @ text_features.T
+        return (scores + self.scale * features @ text_features.T) / self.temperature
 
     def _classifier(self, classes: int) -> tuple[Tensor, Tensor]:
         """Σ⁻¹μ_c `[C, D]` and ½ μ_cᵀΣ⁻¹μ_c `[C]`, solved once until the statistics change."""

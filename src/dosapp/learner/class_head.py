@@ -12,8 +12,12 @@ scatter matrix: no image. Later training changes the features, so stored means b
 the next session begins by adding D_c to μ_c. Classes of the last session were measured after it,
 so only the second line applies to them. Drift compensation with images of the *new* task is due to
 Yu et al. (2020); here the stream has images of all classes.
+
+The temperature of GDA's logits is chosen by cross-validation on the images of each session, when
+these are added.
 """
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -29,11 +33,13 @@ from dosapp.functional.named_tensors import select_prefix
 from dosapp.heads.base import HeadExpert
 from dosapp.heads.class_statistics import ClassStatistics, GaussianHead, NearestMeanHead
 from dosapp.heads.ranpac import RandomFeatureStatistics, RanPACHead
+from dosapp.heads.temperature import Temperature, deal_folds
 from dosapp.scenario import Session
 from dosapp.settings import HeadKind
 from dosapp.student.student import Student
 
 ENCODE_BATCH_SIZE = 64
+FOLDS = 5  # of a session's images, for the temperature
 
 
 @dataclass
@@ -47,6 +53,7 @@ class ClassHead:
     statistics: ClassStatistics = field(default_factory=ClassStatistics)  # means are μ_c + D_c
     drift: dict[int, Tensor] = field(default_factory=dict)  # D_c of classes of earlier sessions
     seen_weight: dict[int, Tensor] = field(default_factory=dict)  # Σ w_c(x), scalars
+    temperature: Temperature = field(default_factory=Temperature)  # of GDA's logits
     _expert: HeadExpert | None = None
     _old: Backbone | None = None  # f_old
 
@@ -77,7 +84,10 @@ class ClassHead:
             self._expert = HeadExpert(expert, self._make_head(scale))
         head = self._expert.head
         assert isinstance(head, NearestMeanHead | GaussianHead | RanPACHead)
-        head.scale = self.text_weight * scale if isinstance(head, GaussianHead) else scale
+        if isinstance(head, GaussianHead):
+            head.scale, head.temperature = self.text_weight * scale, self.temperature.value
+        else:
+            head.scale = scale
         return self._expert
 
     def _make_head(self, scale: Tensor) -> NearestMeanHead | GaussianHead | RanPACHead:
@@ -110,10 +120,29 @@ class ClassHead:
         batches = session.train.batches(ENCODE_BATCH_SIZE)
         features = torch.cat([expert.encode_image(pixels) for pixels in batches])
         indices = torch.tensor([student.classes.index(name) for name in session.classes])
-        self._fitted.add_session(features, indices[torch.from_numpy(session.train.labels)])
+        labels = indices[torch.from_numpy(session.train.labels)]
+        predictor = self.wrap_expert(expert)
+        if isinstance(predictor.head, GaussianHead):
+            embeddings = student.text_head.class_embeddings(predictor)
+            self._add_held_out(features, labels, predictor.head.scale, embeddings)
+        self._fitted.add_session(features, labels)
         for index in indices.tolist():
             self.drift.pop(index, None)  # its mean was measured just now
             self.seen_weight.pop(index, None)
+
+    def _add_held_out(
+        self, features: Tensor, labels: Tensor, scale: Tensor, text_features: Tensor
+    ) -> None:
+        """Score each fifth of a session by statistics of the others and of earlier classes."""
+        folds = deal_folds(labels, FOLDS)
+        for fold in range(FOLDS):
+            held_out = folds == fold
+            if held_out.any():
+                statistics = copy.deepcopy(self.statistics)
+                statistics.add_session(features[~held_out], labels[~held_out])
+                head = GaussianHead(statistics, scale)
+                logits = head.score(features[held_out], text_features)
+                self.temperature.add(logits, labels[held_out])
 
     # Unlabelled phase
 
@@ -171,6 +200,8 @@ class ClassHead:
             tensors["drift/classes"] = torch.tensor(list(self.drift))
             tensors["drift/values"] = torch.stack(list(self.drift.values()))
             tensors["drift/seen"] = torch.stack(list(self.seen_weight.values()))
+        if self.temperature.losses.any():
+            tensors["temperature/losses"] = self.temperature.losses
         return tensors
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
@@ -180,3 +211,5 @@ class ClassHead:
         classes = drift["classes"].tolist() if drift else []
         self.drift = dict(zip(classes, drift["values"], strict=True)) if drift else {}
         self.seen_weight = dict(zip(classes, drift["seen"], strict=True)) if drift else {}
+        held_out = tensors.get("temperature/losses")  # learners of earlier versions have none
+        self.temperature = Temperature() if held_out is None else Temperature(held_out.cpu())
