@@ -2,8 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ from dosapp.backbones.sharded import ShardedBackbone
 from dosapp.data.base import Prompts, check_class_names
 from dosapp.data.convert import as_dataset
 from dosapp.data.inputs import Images, read_pixels
-from dosapp.data.prefetch import prefetch
 from dosapp.errors import InputError, unknown_name
 from dosapp.heads.base import HeadExpert, score_with_expert
 from dosapp.history.history import History
 from dosapp.history.record import State, compute_checksum
-from dosapp.learner.batches import SessionBatches
+from dosapp.learner.adaptation import adapt_batch
 from dosapp.learner.canary import Canary
 from dosapp.learner.class_head import ClassHead
 from dosapp.learner.description import (
@@ -32,12 +30,13 @@ from dosapp.learner.description import (
     save_learner,
 )
 from dosapp.learner.evaluation import Evaluation, SessionResult, evaluate
-from dosapp.learner.hyperparameters import Training, choose_training
+from dosapp.learner.hyperparameters import Training
 from dosapp.learner.mitigations import Mitigations
 from dosapp.learner.replay import ReplayBuffer
-from dosapp.learner.session_input import build_session, list_session_warnings, register_classes
+from dosapp.learner.session_input import build_session, list_session_warnings
 from dosapp.learner.state import capture_state, capture_working_state, restore_state
-from dosapp.methods.base import AdaptResult, Batch, Method
+from dosapp.learner.training import TrainingStep, train_session
+from dosapp.methods.base import AdaptResult, Method
 from dosapp.methods.registry import build_method
 from dosapp.runtime import distributed
 from dosapp.runtime.devices import to_device
@@ -53,15 +52,6 @@ class Prediction:
     label: str
     score: float  # softmax over the known classes
     top: tuple[tuple[str, float], ...]  # the best classes with their scores
-
-
-@dataclass(frozen=True)
-class TrainingStep:
-    """One labelled step, as `Learner.training_steps` reports it."""
-
-    number: int  # from 1
-    total: int  # steps of the session
-    loss: float
 
 
 class Learner:
@@ -133,7 +123,7 @@ class Learner:
         self.canary = Canary()  # labelled images kept from training, by which a service guards
         self.sessions = 0  # finished ones
         self.method.setup(self.student)
-        self.class_head.setup(self.student, self._method_expert)
+        self.class_head.setup(self.student, self.method_expert)
 
     def __repr__(self) -> str:
         s = self.settings
@@ -314,75 +304,7 @@ class Learner:
         Returns:
             An iterator that trains as it is advanced.
         """
-        student, method = self.student, self.method
-        if start == 0:
-            method.check_session(student, session)
-            self.class_head.check_session(session)
-        # New classes are added, known ones stay; labels [N] are indices of the student's classes.
-        labels = register_classes(session, student.text_head, self.preprocess.image_size)
-        if self.training.lr is None:
-            # By training copies of this learner on a part of the session's images.
-            self.change_training(**asdict(choose_training(self, session)))
-        batches = SessionBatches(
-            session.train,
-            labels,
-            self.training.batch_size_for(len(session.train)),
-            self.settings.seed,
-            self.sessions,
-            self.replay_buffer,
-            self.device,
-        )
-        if start == 0:
-            for message in self.session_warnings(session):
-                warnings.warn(message, stacklevel=3)  # at the caller of learn
-            student.stream_skew = 0.0
-            self.class_head.begin_session(student, self._method_expert)
-            # `iter_epoch` reads the session's own images as it is advanced, without replay.
-            student.select_for_session(method.select_parameters(student, batches.iter_epoch(0)))
-            # Mask reactivation may train these entries again in a later stream.
-            self.mitigations.record_selection(student.session_selection, self.sessions)
-            method.begin_session(student, session)
-            student.drop_gradient_scores()  # only what precedes needed them
-        lr_scale = (lr or student.lr) / student.lr
-        epochs = epochs or self.training.epochs_for(len(session.train))
-        if not student.session_selection.names:  # nothing trains
-            epochs = 0
-        epoch_steps = batches.steps_per_epoch * epochs
-        # Training after the epochs, such as SLCA's classifier alignment.
-        stages = method.extra_stages(student, batches.steps_per_epoch)
-        total = epoch_steps + sum(stage.steps for stage in stages)
-
-        def take_step(step: int, loss: Tensor) -> TrainingStep:
-            if student.step(loss, lr_scale):
-                method.after_step(student)  # a teacher follows the student
-            return TrainingStep(step + 1, total, loss.item())
-
-        def read_batch(step: int) -> Batch:  # called by a stage only if it needs images
-            return batches.with_replay(batches.read(step), step)
-
-        for step, batch in prefetch(range(start, epoch_steps), batches.read):
-            epoch, number = divmod(step, batches.steps_per_epoch)
-            if number == 0:
-                method.begin_epoch(student, epoch, batches.iter_epoch(epoch))
-            yield take_step(step, method.loss(student, batches.with_replay(batch, step)))
-        if start <= epoch_steps:  # not if training resumes inside a later stage
-            method.end_training(student, session)  # ZSCL sets its averaged weights here
-        first = epoch_steps
-        for stage in stages:
-            for step in range(max(start, first), first + stage.steps):
-                if step == first:
-                    student.set_trainable(stage.selection)
-                yield take_step(step, stage.loss(student, partial(read_batch, step), step - first))
-            first += stage.steps
-        method.end_session(student, session)  # all stages are over
-        self.class_head.end_session(student, self._method_expert, session)
-        self.replay_buffer.add_session(session.train, labels)
-        self.sessions += 1
-        method.begin_stream(student)
-        # begin_stream has read the session's selection; from here on there is one selection.
-        student.session_selection = student.selection
-        self.mitigations.begin_stream(student)
-        self.canary.set_baseline(self)
+        return train_session(self, session, start, lr, epochs)
 
     def session_warnings(self, session: Session) -> list[str]:
         """What the user should know about a session that can be trained all the same."""
@@ -403,31 +325,7 @@ class Learner:
         pixels = to_device(read_pixels(images, self.preprocess), self.device)
         if not self.sessions or not self.classes or not len(pixels):
             return None
-        student, method, stepped = self.student, self.method, False
-        check = self.mitigations.check_batch(student, method, pixels)
-        trusted = check.select_trusted(pixels)
-        if self.class_head.kind is not None:
-            student.head = self.class_head.wrap_expert(self._method_expert).head
-        result = method.stream_loss(student, trusted) if len(trusted) else None
-        # A head that follows the stream shifts its class means by what this step does to the
-        # features of the batch.
-        follows = self.class_head.follows_stream
-        features_before = self._encode_before(pixels, result) if follows else None
-        if result is not None and result.loss is not None:
-            base_scale = (self.settings.stream_lr or student.lr) / student.lr
-            stepped = student.step(result.loss, check.lr_scale * base_scale)
-            if stepped:
-                method.after_stream_step(student)
-                self.mitigations.after_stream_step(student)
-            result = replace(result, loss=result.loss.detach(), stepped=stepped)
-        if features_before is not None:
-            self.class_head.move_means(pixels, features_before, self._method_expert)
-            if result is not None:
-                result = replace(result, stepped=True)  # predictions change, if no weight did
-            if not method.adapts:
-                return AdaptResult(self._head_labels(pixels), stepped=True)
-        # Images that the gate held back get their pseudo-labels too, and no loss.
-        return check.add_skipped_labels(result) if method.adapts else None
+        return adapt_batch(self, pixels)
 
     # Prediction
 
@@ -441,7 +339,7 @@ class Learner:
         experts = self.method.experts(self.student)
         if self.class_head.kind is None:
             return experts
-        return {self.class_head.kind: self.class_head.wrap_expert(self._method_expert), **experts}
+        return {self.class_head.kind: self.class_head.wrap_expert(self.method_expert), **experts}
 
     @property
     def answering_expert(self) -> tuple[str, Expert]:
@@ -449,23 +347,10 @@ class Learner:
         return next(iter(self.experts().items()))
 
     @property
-    def _method_expert(self) -> Expert:
+    def method_expert(self) -> Expert:
         """The model of the method's first expert, whose features a head scores."""
         expert = next(iter(self.method.experts(self.student).values()))
         return expert.expert if isinstance(expert, HeadExpert) else expert
-
-    @torch.no_grad()
-    def _encode_before(self, pixels: Tensor, result: AdaptResult | None) -> Tensor:
-        """Features of the method's expert before the step; its loss may have computed them."""
-        features = None if result is None else result.features
-        if features is not None and len(features) == len(pixels):
-            return features
-        return self._method_expert.encode_image(pixels)
-
-    @torch.no_grad()
-    def _head_labels(self, pixels: Tensor) -> Tensor:
-        labels = self.score_images(pixels, self.answering_expert[1]).argmax(dim=1)
-        return labels.clone()  # autograd takes no inference tensor
 
     @torch.inference_mode()
     def predict(self, images: Images, top: int = 5) -> list[Prediction]:
