@@ -92,7 +92,9 @@ class OnlineClassifier:
             images.setdefault(name, []).append(pixels)
         self._labelled = []
         if images:
-            self.learner.learn({name: torch.stack(found) for name, found in images.items()})
+            self.learner.learn(
+                {name: torch.stack(found) for name, found in images.items()}, progress=False
+            )
 
     def predict_proba_one(self, x: Any) -> dict[Label, float]:
         """The probability of each known label; empty before the first session."""

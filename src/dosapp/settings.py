@@ -250,7 +250,9 @@ class RunSettings(LearnerSettings):
     test_images: int | None = Field(
         None, ge=2, description="test images per class, generated data only"
     )
-    stream_batch_size: int = Field(64, ge=1, description="unlabelled images per step")
+    stream_batch_size: int | None = Field(
+        None, ge=1, description="unlabelled images per step [64; few images of yours: 8 to 32]"
+    )
     stream: bool = Field(True, description="whether there is an unlabelled phase")
     stream_fraction: float = Field(1.0, gt=0, le=1, description="share of D^u that is streamed")
     imbalanced: bool = Field(False, description="draw D^u from a Dirichlet over classes")

@@ -153,8 +153,8 @@ class DosappClassifier(ClassifierMixin, BaseEstimator):
             The estimator itself.
         """
         check_is_fitted(self)
-        for batch in self._batches(self._check_images(X), self.learner_.settings.batch_size or 64):
-            self.learner_.adapt(batch)
+        size = self.learner_.settings.batch_size
+        self.learner_.adapt_stream(self._check_images(X), batch_size=size, progress=False)
         return self
 
     def predict_proba(self, X: Any) -> Array:
@@ -232,7 +232,7 @@ class DosappClassifier(ClassifierMixin, BaseEstimator):
         by_name: dict[str, list[Image.Image]] = {}
         for image, label in zip(images, labels, strict=True):
             by_name.setdefault(self._class_name(label), []).append(Image.fromarray(image))
-        self.learner_.learn(by_name)
+        self.learner_.learn(by_name, progress=False)  # as other estimators: silent
 
     def _class_name(self, label: Any) -> str:
         if self.class_names is None:

@@ -340,6 +340,8 @@ def test_no_name_in_a_table_is_cut_and_a_note_is_printed_once(capsys) -> None:
     print_results([result.model_copy(update=changes) for result in results], as_json=False)
     printed = capsys.readouterr()
     assert any(label in line and "50.0 ± 0.0" in line for line in printed.out.splitlines())
+    for line in ("Acc = accuracy at", "F = what", "FTA = accuracy on the first", "CTA = ", "zero-"):
+        assert f"\n{line}" in printed.out
     assert printed.err.count("took one step") == printed.err.count("'tiny' knows") == 1
 
 
@@ -354,8 +356,8 @@ def test_photos_with_the_embedded_backbone_are_a_note() -> None:
 
 
 def test_a_stream_of_one_step_is_a_note() -> None:
-    def describe(*steps: int) -> str:
-        result = make_result("SPU", 0, 50.0, 1.0, stream_batch_size=64)
+    def describe(*steps: int, size: int | None = 64) -> str:
+        result = make_result("SPU", 0, 50.0, 1.0, stream_batch_size=size)
         stream = {"name": "pets", "images": [16, 32]}
         return describe_short_stream(
             result.model_copy(update={"steps": {"stream": [*steps]}, "stream": stream})
@@ -363,6 +365,7 @@ def test_a_stream_of_one_step_is_a_note() -> None:
 
     assert "32 images or fewer are one batch of 64" in describe(1, 1)
     assert "a smaller --stream-batch-size" in describe(1, 1)
+    assert "Give more test images" in describe(1, 1, size=None)  # it was chosen already
     assert describe(0, 0) == describe(1, 2) == describe() == ""
 
 

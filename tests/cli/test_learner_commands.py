@@ -164,6 +164,9 @@ def test_every_client_command(folder, saved, tmp_path, monkeypatch) -> None:
         answer = client("predict", image, "--top", 2, "--no-learn").splitlines()
         assert answer[0].startswith(f"{image}: ")
         assert answer[1] == "version 2"
+        # It was trained without a canary, so it would stay as it is.
+        assert "adaptation is off" in dosapp("client", "predict", image).stderr
+        assert dosapp("client", "predict", image, "--no-learn").stderr == ""
         predicted = json.loads(client("predict", image, "--json"))
         assert len(predicted["predictions"][0]["top"]) == 3
         assert "cannot be read" in client("predict", tmp_path / "nothing.png", code=2)

@@ -11,6 +11,7 @@ from dosapp.backbones.registry import TINY
 from dosapp.data.convert import as_dataset
 from dosapp.data.synthetic.shapes import SHAPES
 from dosapp.errors import InputError
+from dosapp.experiments.identity import common_stream_size
 from dosapp.learner import hyperparameters
 from dosapp.learner.evaluation import Evaluation, SessionResult
 from dosapp.learner.hyperparameters import RATES, UNTESTED_RATE, Training, choose_training
@@ -110,6 +111,28 @@ class TestRun:
         assert result.training["lr"] in RATES
         assert (result.training["epochs"], result.training["batch_size"]) == (30, 8)
         assert result.settings["lr"] is None
+
+    def test_small_streams_get_small_batches(self, photos, tmp_path) -> None:
+        """Of 12 test images in each of 8 classes, half are streamed."""
+        settings = RunSettings(data=str(photos), tasks=2, epochs=1)
+        result = run(settings, tmp_path / "run")
+        assert result.stream["images"] == [24, 48]
+        assert result.steps["stream"] == [3, 6]  # batches of 8
+        assert result.settings["stream_batch_size"] is None
+
+    def test_the_key_tells_which_batches_of_the_stream_were_used(self, photos) -> None:
+        def stream_size(**changes) -> int | None:
+            settings = RunSettings(**{"data": str(photos), "tasks": 2, "lr": 1e-4} | changes)
+            size: int | None = plan(settings).identity["learning"][4]
+            return size
+
+        assert stream_size() == 8
+        assert stream_size(stream_batch_size=5) == 5
+        longer = plan(RunSettings(classes=8, tasks=2, test_images=32)).scenario
+        assert common_stream_size(longer) is None  # 16 and 32
+        # As before there was a rule: keys of named data, of large streams and of none are the same.
+        assert stream_size(stream=False) == stream_size(classes_per_batch="1-2") == 64
+        assert stream_size(data="shapes", classes=4) == 64
 
     def test_a_run_takes_arrays(self, session, tmp_path) -> None:
         pixels = session.train.read(range(len(session.train))).mul(255).byte().numpy()

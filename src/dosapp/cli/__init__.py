@@ -22,6 +22,7 @@ def main() -> None:
     Exit codes: 2 for wrong input, 1 for every other error, 130 after Ctrl-C.
     """
     retain_freed_memory()  # before any thread starts
+    os.environ.setdefault("DOSAPP_NO_PROGRESS", "1")  # commands have displays of their own
     if os.environ.get("RANK", "0") != "0":  # under torchrun only the first process prints
         sys.stdout, err.quiet = open(os.devnull, "w"), True  # noqa: SIM115
     warnings.showwarning = lambda message, *_: err.print(f"note: {message}")

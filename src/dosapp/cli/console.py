@@ -95,9 +95,12 @@ def describe_short_stream(result: "Result") -> str:
     if max(result.steps.get("stream") or [0]) != 1:
         return ""
     size, images = result.settings["stream_batch_size"], max(result.stream["images"])
+    batch, remedy = "one batch", "Give more test images: half of them are the stream"
+    if size is not None:
+        batch, remedy = f"one batch of {size}", "Try a smaller --stream-batch-size"
     return (
         f"{result.label} took one step on each stream: its {plural(images, 'image')} or fewer are "
-        f"one batch of {size}, so the adaptation shows little. Try a smaller --stream-batch-size"
+        f"{batch}, so the adaptation shows little. {remedy}"
     )
 
 
@@ -123,7 +126,13 @@ def print_results(
         against: A row from which the others are subtracted, seed by seed.
     """
     from dosapp.experiments.metrics import DEFINITIONS
-    from dosapp.report.tables import COLUMNS, WITH_COSTS, build_rows, paired_differences
+    from dosapp.report.tables import (
+        COLUMNS,
+        MEANINGS,
+        WITH_COSTS,
+        build_rows,
+        paired_differences,
+    )
 
     if as_json:
         print(json.dumps([r.model_dump(mode="json") for r in results]))
@@ -138,7 +147,9 @@ def print_results(
     for row in rows:
         table.add_row(row.name, *(row.text(metric) for metric in columns))
     print_table(table)
-    out.print(f"F = {DEFINITIONS['forgetting']}", style="dim")
+    for metric, name in columns.items():
+        formula = f": {DEFINITIONS[metric]}" if metric == "forgetting" else ""
+        out.print(f"{name.rstrip(' ↑↓')} = {MEANINGS[metric]}{formula}", style="dim")
     notes = [
         describe(r) for r in results for describe in (describe_no_learning, describe_short_stream)
     ]

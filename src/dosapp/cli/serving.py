@@ -142,7 +142,9 @@ def client_predict(
     from dosapp.data.files import list_folder_images
 
     images = [i for path in images for i in (list_folder_images(path) if path.is_dir() else [path])]
-    answer = _client(url, token).predict(images, top, learn)
+    with _client(url, token) as client:
+        answer = client.predict(images, top, learn)
+        adaptation_off = client.status().get("adaptation_off", "") if learn else ""
     if as_json:
         print(json.dumps(answer))
         return
@@ -150,6 +152,7 @@ def client_predict(
         best = ", ".join(f"{c['label']} {c['score']:.0%}" for c in prediction["top"])
         out.print(f"{image}: {best}")
     out.print(f"version {answer['version']}", style="dim")
+    _print_note(adaptation_off)
 
 
 @client_app.command("learn")

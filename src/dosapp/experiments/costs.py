@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dosapp.errors import unknown_name
 from dosapp.experiments.plan import Plan, plan
-from dosapp.learner.hyperparameters import Training
+from dosapp.learner.hyperparameters import Training, choose_batch_size
 from dosapp.learner.learner import Learner
 from dosapp.runtime.files import read_json, write_json
 from dosapp.runtime.machine import describe_machine, timestamp
@@ -128,7 +128,8 @@ def measure_step_costs(
     training = Training(s.lr, s.epochs, s.batch_size)
     sizes = [len(session.train) for session in sessions]
     labelled_steps = sum(training.epochs_for(n) * (n // training.batch_size_for(n)) for n in sizes)
-    stream_steps = sum(-(-len(x.unlabelled) // s.stream_batch_size) for x in sessions)
+    streams = [len(session.unlabelled) for session in sessions]
+    stream_steps = sum(-(-n // (s.stream_batch_size or choose_batch_size(n))) for n in streams)
     first = sessions[0]
     batch_size = training.batch_size_for(len(first.train))
     images = min(len(first.train), MEASURED_STEPS * batch_size)
@@ -142,7 +143,8 @@ def measure_step_costs(
     labelled = measure(lambda: next(steps, None), labelled_steps)
     for _ in steps:  # the stream starts after the session
         pass
-    pixels: Any = next(first.unlabelled.batches(s.stream_batch_size), [])
+    stream_size = s.stream_batch_size or choose_batch_size(max(streams))
+    pixels: Any = next(first.unlabelled.batches(stream_size), [])
     stream = measure(lambda: learner.adapt(pixels), stream_steps)
     test = scenario.tasks[0].test
     batch = test.read(np.arange(min(64, len(test))))
@@ -253,8 +255,7 @@ def time_sessions(
     return result
 
 
-def _run_session(learner: Learner, session: Session, size: int) -> int:
+def _run_session(learner: Learner, session: Session, size: int | None) -> int:
     """Train on a session and adapt to its stream; return the number of stream steps."""
     learner.learn(session)
-    results = [learner.adapt(pixels) for pixels in session.unlabelled.batches(size)]
-    return sum(result is not None for result in results)
+    return len(learner.adapt_stream(session.unlabelled, batch_size=size))

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from dosapp.backbones.base import Backbone
-from dosapp.learner.hyperparameters import RULE_VERSION
+from dosapp.learner.hyperparameters import RULE_VERSION, choose_batch_size
 from dosapp.methods.base import Method
 from dosapp.methods.registry import drop_default_options, get_method, rename_options
 from dosapp.scenario import Scenario
-from dosapp.settings import RunSettings, hash_key, list_stages
+from dosapp.settings import PAPER_BATCH_SIZE, RunSettings, hash_key, list_stages
 
 SEMANTICS_VERSION = 1  # increased when the same settings would give another result
 
@@ -32,8 +32,9 @@ def compute_identity(
     differently, no more. Names are those of version 0.1, so that stored results keep their keys.
     """
     s, external = settings, method.external_images(backbone.preprocess)
-    is_decided = None not in (s.lr, s.epochs, s.batch_size)
-    sizes = [s.epochs, s.batch_size, s.stream_batch_size, s.buffer_size, s.seed]
+    stream_size = s.stream_batch_size or common_stream_size(scenario)
+    is_decided = None not in (s.lr, s.epochs, s.batch_size, stream_size)
+    sizes = [s.epochs, s.batch_size, stream_size, s.buffer_size, s.seed]
     return {
         "meaning": SEMANTICS_VERSION,
         "method": s.method,
@@ -48,6 +49,14 @@ def compute_identity(
         **({} if s.precision == "float32" else {"precision": s.precision}),
         **_external_sources(s),
     }
+
+
+def common_stream_size(scenario: Scenario) -> int | None:
+    """The batch size that all streams choose; None if they choose different ones."""
+    sessions = map(scenario.session, range(len(scenario.task_groups)))
+    lengths = [len(session.unlabelled) for session in sessions]
+    sizes = {choose_batch_size(n) for n in lengths if n} or {PAPER_BATCH_SIZE}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _external_sources(settings: RunSettings) -> dict[str, str]:

@@ -93,10 +93,11 @@ def plan(settings: RunSettings, data: Any = None) -> Plan:
 
 
 def resolve_training(settings: RunSettings) -> RunSettings:
-    """Write the default learning rate, epochs and batch size into the settings.
+    """Write the default learning rate, epochs and batch sizes into the settings.
 
     The embedded backbone has a rate for each method. Named datasets have the paper's defaults; on
-    data of the user's own None remains: sessions decide (`learner/hyperparameters.py`).
+    data of the user's own None remains: sessions and streams decide
+    (`learner/hyperparameters.py`), unless the stream is ordered by batches.
     """
     s = settings
     is_named = all(name in SYNTHETIC or name in PAPER_DATASETS for name in s.data.split("+"))
@@ -105,6 +106,8 @@ def resolve_training(settings: RunSettings) -> RunSettings:
         "lr": s.lr or stored_lr(s.backbone, s.method) or defaults[0],
         "epochs": s.epochs or defaults[1],
         "batch_size": s.batch_size or defaults[2],
+        "stream_batch_size": s.stream_batch_size
+        or (PAPER_BATCH_SIZE if is_named or s.classes_per_batch else None),
     }
     return s.model_copy(update=values)
 
@@ -179,7 +182,8 @@ def _modify_stream(scenario: Scenario, settings: RunSettings) -> Scenario:
         scenario = scenario.one_class()
     if s.classes_per_batch:
         few = parse_class_range(s.classes_per_batch)
-        scenario = scenario.few_classes(*few, batch_size=s.stream_batch_size)
+        size = s.stream_batch_size or PAPER_BATCH_SIZE
+        scenario = scenario.few_classes(*few, batch_size=size)
     if s.stream_dirichlet:
         scenario = scenario.dirichlet(s.stream_dirichlet)
     if not s.first_stream:

@@ -38,6 +38,7 @@ from dosapp.experiments.result import Result, matrix_cells
 from dosapp.experiments.run_folder import check_same_run
 from dosapp.history.record import State
 from dosapp.learner.description import write_description
+from dosapp.learner.hyperparameters import choose_batch_size
 from dosapp.learner.learner import Learner
 from dosapp.methods.base import AdaptResult
 from dosapp.runtime import distributed
@@ -212,7 +213,8 @@ class Experiment:
 
     def _adapt(self, t: int) -> None:
         progress, stream = self.progress, self.scenario.session(t).unlabelled
-        size, labels = self.settings.stream_batch_size, self.scenario.stream_labels(t)
+        size = self.settings.stream_batch_size or choose_batch_size(len(stream))
+        labels = self.scenario.stream_labels(t)
         batches = -(-len(stream) // size) if self.learner.adapts else 0
         for counter in (progress.right, progress.guessed, progress.differed):
             counter.extend([0] * (t + 1 - len(counter)))

@@ -1,16 +1,17 @@
-"""Batch size, epochs and learning rate of a session where the user gives none.
+"""Batch sizes, epochs and learning rate of a session where the user gives none.
 
 Batches of 64 and 10 epochs, the paper's, need a few hundred images; a smaller session gets smaller
-batches and more epochs. Good rates of two backbones can differ by a factor of 100, so where none is
-stored the first session chooses one: rates are tried from small to large, in short trainings on
-four fifths of its images, until the loss on the other fifth rises or is almost zero. The smallest
-rate with four fifths of the best one's gain over zero-shot is taken: larger ones fit these few
-classes a little better, and forget more. If none lowers the loss, the learner is trained for one
-epoch with the smallest, with a warning.
+batches and more epochs, and a smaller stream smaller batches. Good rates of two backbones can
+differ by a factor of 100, so where none is stored the first session chooses one: rates are tried
+from small to large, in short trainings on four fifths of its images, until the loss on the other
+fifth rises or is almost zero. The smallest rate with four fifths of the best one's gain over
+zero-shot is taken: larger ones fit these few classes a little better, and forget more. If none
+lowers the loss, the learner is trained for one epoch with the smallest, with a warning.
 """
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -53,11 +54,10 @@ class Training:
     batch_size: int | None = None
 
     def batch_size_for(self, images: int) -> int:
-        """The batch size of a session with so many images; at least four batches if it is small."""
+        """The batch size of a session with so many images."""
         if self.batch_size is not None:
             return min(self.batch_size, images)
-        quarter = 1 << int(math.log2(max(images / 4, 1)))
-        return min(max(8, quarter), PAPER_BATCH_SIZE, images)
+        return min(choose_batch_size(images), images)
 
     def epochs_for(self, images: int) -> int:
         """The epochs of a session with so many images."""
@@ -68,6 +68,20 @@ class Training:
         """The values for a session, as JSON."""
         sizes = {"epochs": self.epochs_for(images), "batch_size": self.batch_size_for(images)}
         return {**asdict(self), **sizes}
+
+
+def choose_batch_size(images: int) -> int:
+    """The size of at least four batches: a power of two from 8 to 64.
+
+    Args:
+        images: In a session, or in the stream after it.
+
+    Example:
+        >>> [choose_batch_size(n) for n in (10, 50, 100, 400)]
+        [8, 8, 16, 64]
+    """
+    quarter = 1 << int(math.log2(max(images / 4, 1)))
+    return min(max(8, quarter), PAPER_BATCH_SIZE)
 
 
 def split_session(session: Session, seed: int) -> tuple[Session, LabelledImages]:
@@ -98,12 +112,15 @@ def split_session(session: Session, seed: int) -> tuple[Session, LabelledImages]
     return replace(session, train=images, unlabelled=images.empty()), held_out
 
 
-def choose_training(learner: "Learner", session: Session) -> Training:
+def choose_training(
+    learner: "Learner", session: Session, on_trial: Callable[[float], None] | None = None
+) -> Training:
     """Choose the learning rate of a learner on its first session.
 
     Args:
         learner: Before its first session; it does not change.
         session: The session, of several classes with at least three images each.
+        on_trial: Called with each learning rate before it is tried.
 
     Returns:
         How the learner trains from now on, with one of `RATES`, and for one epoch if none lowers
@@ -125,6 +142,8 @@ def choose_training(learner: "Learner", session: Session) -> Training:
     zero_shot = _held_out_loss(learner, learner.pretrained, session, held_out)
     trials: dict[float, float] = {}
     for lr in RATES:
+        if on_trial is not None:
+            on_trial(lr)
         with warnings.catch_warnings(action="ignore"):  # they are shown when the session is trained
             loss = _try_rate(learner, train, held_out, lr)
         is_worse = loss > min(trials.values(), default=math.inf)

@@ -1,7 +1,7 @@
 """The learner: learn, adapt, predict, save and load, for experiments, command line and service."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from dosapp.backbones.registry import load_backbone, stored_lr
 from dosapp.backbones.sharded import ShardedBackbone
 from dosapp.data.base import Prompts, check_class_names
 from dosapp.data.convert import as_dataset
-from dosapp.data.inputs import Images, read_pixels
+from dosapp.data.images import UnlabelledImages
+from dosapp.data.inputs import Images, list_images, read_pixels
 from dosapp.errors import InputError, unknown_name
 from dosapp.heads.base import HeadExpert, score_with_expert
 from dosapp.history.history import History
@@ -30,8 +31,9 @@ from dosapp.learner.description import (
     save_learner,
 )
 from dosapp.learner.evaluation import Evaluation, SessionResult, evaluate
-from dosapp.learner.hyperparameters import Training
+from dosapp.learner.hyperparameters import Training, choose_batch_size
 from dosapp.learner.mitigations import Mitigations
+from dosapp.learner.progress import progress_bar
 from dosapp.learner.replay import ReplayBuffer
 from dosapp.learner.session_input import build_session, list_session_warnings
 from dosapp.learner.state import capture_state, capture_working_state, restore_state
@@ -225,6 +227,7 @@ class Learner:
         test: Any = None,
         *,
         canary_share: float = 0.0,
+        progress: bool | None = None,
     ) -> SessionResult:
         """Train one labelled session: new classes, or more images of known ones.
 
@@ -235,6 +238,7 @@ class Learner:
             test: Labelled images, likewise, on which it is then evaluated.
             canary_share: Share of the images that is not trained but kept in the canary, by which
                 a service guards its adaptation. They are stored with the learner.
+            progress: Whether to show a progress bar on stderr; if None, only on a terminal.
 
         Returns:
             What was done, with the accuracy on the test images.
@@ -251,8 +255,13 @@ class Learner:
         if canary_share:
             session = self.canary.take_share(session, canary_share)
         step = None
-        for step in self.training_steps(session):  # noqa: B007
-            pass
+        with progress_bar("learn", progress) as show:
+
+            def show_trial(lr: float) -> None:
+                show(0, None, f"choosing the learning rate: trying {lr:g}")
+
+            for step in self.training_steps(session, on_trial=show_trial):
+                show(step.number, step.total, f"loss {step.loss:.3f}")
         count, training = len(session.train), self.training
         result = SessionResult(
             session.classes,
@@ -292,6 +301,7 @@ class Learner:
         start: int = 0,
         lr: float | None = None,
         epochs: int | None = None,
+        on_trial: Callable[[float], None] | None = None,
     ) -> Iterator[TrainingStep]:
         """Train a session step by step; the caller can save, report or stop after each.
 
@@ -300,11 +310,12 @@ class Learner:
             start: Steps that were taken already and are part of the restored state.
             lr: Learning rate of this session, if another than the learner's.
             epochs: Passes over the images of this session, if another number than the learner's.
+            on_trial: Called with each learning rate that is tried, if the session chooses one.
 
         Returns:
             An iterator that trains as it is advanced.
         """
-        return train_session(self, session, start, lr, epochs)
+        return train_session(self, session, start, lr, epochs, on_trial)
 
     def session_warnings(self, session: Session) -> list[str]:
         """What the user should know about a session that can be trained all the same."""
@@ -313,11 +324,55 @@ class Learner:
 
     # Unlabelled phase
 
+    def adapt_stream(
+        self,
+        images: Images | UnlabelledImages,
+        *,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> list[AdaptResult]:
+        """Take a step on each batch of unlabelled images, in their order; none is stored.
+
+        Args:
+            images: A folder, a list of images, a tensor, or the stream of a session.
+            batch_size: Images per step; if None, 64, or fewer if there are few images.
+            progress: Whether to show a progress bar on stderr; if None, only on a terminal.
+
+        Returns:
+            What `adapt` returned for each batch; nothing if the method does not adapt.
+
+        Example:
+            >>> learner = Learner(LearnerSettings(epochs=1, batch_size=4))
+            >>> gray = torch.full((20, 3, 32, 32), 128, dtype=torch.uint8)
+            >>> _ = learner.learn({"gray square": gray[:4], "gray circle": gray[:4]})
+            >>> [len(result.labels) for result in learner.adapt_stream(gray)]
+            [8, 8, 4]
+        """
+        if batch_size is not None and batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}; give at least 1")
+        if not isinstance(images, (UnlabelledImages, Tensor)):
+            images = list_images(images)  # read batch by batch
+        count = len(images)
+        size, results = batch_size or choose_batch_size(count), []
+        batches = (
+            images.batches(size)
+            if isinstance(images, UnlabelledImages)
+            else (images[first : first + size] for first in range(0, count, size))
+        )
+        with progress_bar("adapt", progress) as show:
+            for number, batch in enumerate(batches, start=1):
+                result = self.adapt(batch)
+                if result is None:
+                    return []
+                results.append(result)
+                show(number, -(-count // size), "")
+        return results
+
     def adapt(self, images: Images) -> AdaptResult | None:
         """Take one step on unlabelled images, which are not stored.
 
         Args:
-            images: A batch of the stream.
+            images: A batch of the stream; `adapt_stream` makes batches.
 
         Returns:
             Pseudo-labels and what was done; None if the method does not adapt.

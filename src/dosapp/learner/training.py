@@ -1,7 +1,7 @@
 """The labelled phase: the training loop of a session."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,7 +29,12 @@ class TrainingStep:
 
 
 def train_session(
-    learner: "Learner", session: Session, start: int, lr: float | None, epochs: int | None
+    learner: "Learner",
+    session: Session,
+    start: int,
+    lr: float | None,
+    epochs: int | None,
+    on_trial: Callable[[float], None] | None,
 ) -> Iterator[TrainingStep]:
     """Train a session step by step; see `Learner.training_steps`."""
     student, method = learner.student, learner.method
@@ -40,7 +45,7 @@ def train_session(
     labels = register_classes(session, student.text_head, learner.preprocess.image_size)
     if learner.training.lr is None:
         # By training copies of this learner on a part of the session's images.
-        learner.change_training(**asdict(choose_training(learner, session)))
+        learner.change_training(**asdict(choose_training(learner, session, on_trial)))
     batches = SessionBatches(
         session.train,
         labels,

@@ -83,8 +83,7 @@ def train_learner(
     for t in range(sessions):
         session = scenario.session(t)
         learner.learn(session)
-        for pixels in session.unlabelled.batches(settings.stream_batch_size):
-            learner.adapt(pixels)
+        learner.adapt_stream(session.unlabelled, batch_size=settings.stream_batch_size)
     return learner, scenario
 
 
