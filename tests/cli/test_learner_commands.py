@@ -165,8 +165,10 @@ def test_every_client_command(folder, saved, tmp_path, monkeypatch) -> None:
         assert answer[0].startswith(f"{image}: ")
         assert answer[1] == "version 2"
         # It was trained without a canary, so it would stay as it is.
-        assert "adaptation is off" in dosapp("client", "predict", image).stderr
-        assert dosapp("client", "predict", image, "--no-learn").stderr == ""
+        assert [
+            "adaptation is off" in dosapp("client", "predict", image, flag).stderr
+            for flag in ("--learn", "--no-learn")
+        ] == [True, False]
         predicted = json.loads(client("predict", image, "--json"))
         assert len(predicted["predictions"][0]["top"]) == 3
         assert "cannot be read" in client("predict", tmp_path / "nothing.png", code=2)
