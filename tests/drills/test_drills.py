@@ -1,6 +1,7 @@
 """The drills, small: they find what they look for."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -122,3 +123,13 @@ def test_an_attack_that_harms_an_unguarded_service_is_refused_by_default(tmp_pat
     result = poison.to_json([off, on, own])
     assert result["worst_loss"] == min(on.worst, own.worst)
     assert "| blends, one class | " in poison.format_table(result)
+
+    store = tmp_path / "store"
+    short = replace(blends, intervals=1)
+    first = drill.find_or_run(short, True, store)
+    (file,) = store.iterdir()
+    file.write_text(json.dumps(asdict(first) | {"held": 12345}))
+    assert drill.find_or_run(short, True, store).held == 12345  # read, not run again
+    honest = replace(attacks["honest"], intervals=1)
+    assert drill.find_or_run(honest, True, store).held != 12345
+    assert len(list(store.iterdir())) == 2

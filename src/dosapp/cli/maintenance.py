@@ -124,14 +124,15 @@ def drill(
 ) -> None:
     """Stress the service and measure what happens.
 
-    Harmful streams, poisoning, crashes, load, floods of requests, or bad requests.
+    Harmful streams, poisoning, crashes, load, floods of requests, or bad requests. Poisoning takes
+    hours; stopped, it continues with the attacks that are missing in its folder.
     """
     from dosapp.drills import run_drill
     from dosapp.drills.figures import write_figure
     from dosapp.runtime.files import write_json
 
     with err.status(name) as status:
-        result = run_drill(name, quick, status.update)
+        result = run_drill(name, quick, folder, status.update)
     file = folder / f"{name}.json"
     write_json(file, result)
     write_figure(name, result, folder)

@@ -1,12 +1,16 @@
 """Floods of requests against a real service: do honest callers notice?
 
 An honest caller predicts all the time, and an operator asks for `/health` and `/ready` and freezes
-and unfreezes. Quiet turns and turns with a flood alternate, so other work on the machine affects
-both. The hostile caller has a token that may only predict, or none.
+and unfreezes. Quiet turns, turns with a flood and turns with a control alternate, so other work on
+the machine affects all. In the control the same processes send the flood to a server that refuses
+it (`drills/sink.py`): it shows what their own work on the same processors costs. The hostile caller
+has a token that may only predict, or none.
 """
 
 import base64
+import contextlib
 import json
+import resource
 import subprocess
 import sys
 import threading
@@ -48,11 +52,13 @@ class Turn:
     operator: dict[str, float] = field(default_factory=dict)  # longest answer by path
     memory: float = 0.0  # MB at most
     errors: list[str] = field(default_factory=list)
+    flood_seconds: float = 0.0  # of processors, taken by the processes that flood
 
     def extend(self, other: "Turn") -> None:
         """Add another turn of the same kind."""
         self.latencies += other.latencies
         self.errors += other.errors
+        self.flood_seconds += other.flood_seconds
         self.memory = max(self.memory, other.memory)
         for path, seconds in other.operator.items():
             self.operator[path] = max(seconds, self.operator.get(path, 0.0))
@@ -68,6 +74,7 @@ class Turn:
             "memory_mb": self.memory,
             "errors": self.errors[:5],
             "error_count": len(self.errors),
+            "flood_seconds": self.flood_seconds,
         }
 
 
@@ -83,7 +90,7 @@ def drill(
     Args:
         folder: Where a small learner is created.
         seconds: Of each turn.
-        turns: Quiet ones and ones with a flood, of each flood.
+        turns: Quiet ones, ones with a flood and ones with its control, of each flood.
         on_progress: Called with a message before each turn.
         floods: Names of the floods.
 
@@ -94,29 +101,35 @@ def drill(
     images = encode_test_images(scenario)
     tokens = {name: Tokens(folder).add(name, "predict") for name in ("honest", "hostile")}
     rows = []
-    with start_service(folder, "--log-level", "warning") as service:
+    with start_service(folder, "--log-level", "warning") as service, start_sink() as sink:
         measure(service, tokens["honest"], images, max(2.0, seconds / 2))  # everything is loaded
         base = measure(service, tokens["honest"], images, seconds)
         for name in floods:
-            quiet, flooded = Turn(), Turn()
+            seen = {"quiet": Turn(), "flooded": Turn(), "control": Turn()}
             for turn in range(turns):
                 on_progress(f"{name}, turn {turn + 1} of {turns}")
-                quiet.extend(measure(service, tokens["honest"], images, seconds))
-                with flood(service, name, tokens["hostile"], images[0], seconds + 2, scenario):
+                seen["quiet"].extend(measure(service, tokens["honest"], images, seconds))
+                for kind, port in (("flooded", service.port), ("control", sink)):
+                    before = _ended_processes_seconds()
+                    with contextlib.ExitStack() as stack:
+                        stack.enter_context(
+                            flood(port, name, tokens["hostile"], images[0], seconds + 2)
+                        )
+                        if kind == "flooded" and name in (SESSION, ALL):
+                            stack.enter_context(teach(service, scenario))
+                        time.sleep(1)
+                        seen[kind].extend(measure(service, tokens["honest"], images, seconds))
+                    seen[kind].flood_seconds += _ended_processes_seconds() - before
                     time.sleep(1)
-                    flooded.extend(measure(service, tokens["honest"], images, seconds))
-                time.sleep(1)
-            row: dict[str, Any] = {
-                "flood": name,
-                "quiet": quiet.to_json(),
-                "flooded": flooded.to_json(),
-            }
+            row: dict[str, Any] = {kind: turn.to_json() for kind, turn in seen.items()}
+            flooded = row["flooded"]["p95"]
             ratios = {
-                "p95_ratio": row["flooded"]["p95"] / row["quiet"]["p95"],
-                "memory_ratio": flooded.memory / base.memory,
-                "slowest_operator": max(flooded.operator.values(), default=float("nan")),
+                "p95_ratio": flooded / row["quiet"]["p95"],
+                "p95_to_control": flooded / row["control"]["p95"],
+                "memory_ratio": seen["flooded"].memory / base.memory,
+                "slowest_operator": max(seen["flooded"].operator.values(), default=float("nan")),
             }
-            rows.append(row | ratios)
+            rows.append({"flood": name} | row | ratios)
         exit_code = service.stop()
     return {"seconds": seconds, "turns": turns, "base_memory_mb": base.memory, "floods": rows,
             "ended_with": exit_code}  # fmt: skip
@@ -177,41 +190,61 @@ def _time_action(turn: Turn, path: str, action: Callable[[], Any]) -> None:
     turn.operator[path] = max(taken, turn.operator.get(path, 0.0))
 
 
+def _ended_processes_seconds() -> float:
+    """Seconds of processors that child processes took; those that still run are not counted."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 @contextmanager
-def flood(
-    service: ServiceProcess, name: str, token: str, image: bytes, seconds: float, scenario: Scenario
-) -> Iterator[None]:
-    """Run a flood in processes of its own, or sessions, until the end of the block."""
-    names = [n for n in FLOODS if name in (n, ALL)]
+def start_sink() -> Iterator[int]:
+    """Run the server of the control until the end of the block; yields its port."""
+    command = [sys.executable, "-m", "dosapp.drills.sink"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+@contextmanager
+def flood(port: int, name: str, token: str, image: bytes, seconds: float) -> Iterator[None]:
+    """Run a flood, or all, in processes of their own until the end of the block."""
     given = json.dumps({"token": token, "image": base64.b64encode(image).decode()}).encode()
-    port = service.url.rpartition(":")[2]
     processes = []
-    for each in names:
-        command = [sys.executable, "-m", "dosapp.drills.floods", each, port, str(seconds)]
+    for each in (n for n in FLOODS if name in (n, ALL)):
+        command = [sys.executable, "-m", "dosapp.drills.floods", each, str(port), str(seconds)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE)
         assert process.stdin is not None
         process.stdin.write(given)
         process.stdin.close()
         processes.append(process)
-    ended = threading.Event()
-    teacher = threading.Thread(target=_teach, args=(service.client(), scenario, ended))
-    if name in (SESSION, ALL):
-        teacher.start()
     try:
         yield
     finally:
-        ended.set()
         for process in processes:
             try:
                 process.wait(seconds + 20)
             except subprocess.TimeoutExpired:
                 process.kill()
-        if teacher.ident is not None:
-            teacher.join()
+                process.wait()
+
+
+@contextmanager
+def teach(service: ServiceProcess, scenario: Scenario) -> Iterator[None]:
+    """Send one session after the other until the end of the block."""
+    ended = threading.Event()
+    teacher = threading.Thread(target=_teach, args=(service.client(), scenario, ended))
+    teacher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teacher.join()
 
 
 def _teach(client: Client, scenario: Scenario, ended: threading.Event) -> None:
-    """Send one session after the other."""
     archive = zip_session(scenario, 1, range(10), 16)
     with client:
         while not ended.is_set():
@@ -223,11 +256,13 @@ def _teach(client: Client, scenario: Scenario, ended: threading.Event) -> None:
 
 def format_table(result: dict[str, Any]) -> str:
     """The table of docs/reliability.md."""
-    head = ["flood", "p95 ÷ quiet", "honest errors", "slowest of the operator, s", "memory ÷ quiet"]
-    lines = [f"| {' | '.join(head)} |", "|---|---:|---:|---:|---:|"]
+    head = ["flood", "p95 ÷ quiet", "p95 ÷ control", "honest errors", "slowest of the operator, s",
+            "memory ÷ quiet"]  # fmt: skip
+    lines = [f"| {' | '.join(head)} |", "|---|---:|---:|---:|---:|---:|"]
     for row in result["floods"]:
         lines.append(
-            f"| {row['flood']} | {row['p95_ratio']:.2f} | {row['flooded']['error_count']} | "
-            f"{row['slowest_operator']:.2f} | {row['memory_ratio']:.2f} |"
+            f"| {row['flood']} | {row['p95_ratio']:.2f} | {row['p95_to_control']:.2f} | "
+            f"{row['flooded']['error_count']} | {row['slowest_operator']:.2f} | "
+            f"{row['memory_ratio']:.2f} |"
         )
     return "\n".join(lines) + "\n"

@@ -143,10 +143,26 @@ def pollers(target: Target) -> None:
     repeat(target, 24, poll)
 
 
+def large_bodies(target: Target) -> None:
+    """16 bodies of 60 MB at a time, without a valid token; each sender sends what is taken."""
+    piece, size = bytes(1 << 16), 60_000_000
+
+    def send() -> None:
+        with socket.create_connection((HOST, target.port), timeout=5) as connection:
+            connection.sendall(target.head("POST", "/predict", "wrong", size))
+            for _ in range(size // len(piece)):
+                connection.sendall(piece)
+                if not target.goes_on():
+                    return
+            connection.recv(1000)
+
+    repeat(target, 16, send)
+
+
 FLOODS: dict[str, Callable[[Target], None]] = {
     f.__name__.replace("_", " "): f
     for f in (silent_connections, silent_bodies, slow_bodies, endless_headers, large_images,
-              many_images, large_json, pollers)
+              many_images, large_json, large_bodies, pollers)
 }  # fmt: skip
 
 

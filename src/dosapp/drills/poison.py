@@ -1,6 +1,6 @@
 """Poisoning of the stream by a caller that may only predict, with and without guards.
 
-A learner is trained through a service with default settings; its canary comes from these sessions.
+A learner is trained through a service, which keeps its canary from these sessions as by default.
 Then an attacker sends 90 % of the traffic, the rest is honest. Accuracy is measured on held-out
 images after every interval. Attacker, honest callers and measurement have different images. Each
 attack runs on a copy of the learner's folder, on a service with the defaults and on one without
@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,11 @@ from dosapp.drills.guards import GUARDS_OFF
 from dosapp.errors import DosappError
 from dosapp.experiments.plan import build_scenario
 from dosapp.learner.learner import Learner, Prediction
+from dosapp.runtime.files import read_json, write_json
 from dosapp.runtime.rng import numpy_rng
 from dosapp.service.service import LearningService
 from dosapp.service.settings import ServiceSettings
-from dosapp.settings import RunSettings
+from dosapp.settings import RunSettings, hash_key
 
 SCENARIOS: dict[str, dict[str, Any]] = {
     "shapes": {"data": "shapes", "classes": 50, "tasks": 5, "train_images": 8, "test_images": 48},
@@ -44,6 +46,8 @@ SHARE = 0.9  # of the traffic is the attacker's
 INTERVALS = 8
 QUICK = ("honest", "blends, one class", "PGD, 16/255", "adaptive, all classes")
 BATCH = 256  # images per prediction
+SEMANTICS_VERSION = 1  # increased when the same attack would have another outcome
+STREAM_SETTINGS = ("interval", "adapt_batch_size", "max_queue", "confidence_gate", "skew_aware_ema")
 
 
 @dataclass
@@ -181,7 +185,7 @@ class PoisonDrill:
 
     @classmethod
     def train(cls, folder: Path, scenario: str = "shapes", seed: int = SEED) -> "PoisonDrill":
-        """Draw the images, and train a learner in sessions of a service with default settings.
+        """Draw the images, and train a learner in sessions of a service that accepts them all.
 
         Args:
             folder: Where the learner goes.
@@ -197,7 +201,8 @@ class PoisonDrill:
         other_domain = to_bytes(other.read(range(len(other))))
         tasks = build_scenario(settings, learner.preprocess).tasks
         learner.save(folder, "new")
-        service = LearningService(folder)
+        # A default service refuses the second session of `hard`: it costs earlier classes too much.
+        service = LearningService(folder, ServiceSettings(session_drop=100.0))
         held_out, stream = [], []
         labels: list[str] = []
         for task in tasks:
@@ -227,6 +232,34 @@ class PoisonDrill:
             np.mean([p.label == name for p, name in zip(predictions, self.labels, strict=True)])
         )
 
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the trained learner."""
+        return Learner.load(self.folder).digest()
+
+    def find_or_run(self, attack: Attack, guards: bool, store: Path) -> Outcome:
+        """Read the outcome of an attack; attack, and store the outcome, if there is none.
+
+        Args:
+            attack: What is sent.
+            guards: Whether the service has its defaults; otherwise all guards are off.
+            store: A folder of outcomes, each under the hash of what determines it.
+        """
+        settings = choose_settings(guards).model_dump()
+        identity = {
+            "meaning": SEMANTICS_VERSION,
+            "scenario": [self.scenario, SCENARIOS[self.scenario], self.seed],
+            "learner": self.digest,
+            "attack": [attack.name, attack.share, attack.intervals, attack.caller],
+            "settings": {name: settings[name] for name in (*GUARDS_OFF, *STREAM_SETTINGS)},
+        }
+        file = store / f"{hash_key(identity)}.json"
+        if file.exists():
+            return Outcome(**read_json(file))
+        outcome = self.run(attack, guards)
+        write_json(file, asdict(outcome))
+        return outcome
+
     def run(self, attack: Attack, guards: bool) -> Outcome:
         """Attack a copy of the learner.
 
@@ -234,7 +267,7 @@ class PoisonDrill:
             attack: What is sent.
             guards: Whether the service has its defaults; otherwise all guards are off.
         """
-        settings: ServiceSettings = ServiceSettings.parse({} if guards else GUARDS_OFF)
+        settings = choose_settings(guards)
         rng = numpy_rng("poison", self.seed, attack.name)
         size, sent = settings.adapt_batch_size, 0
         count = round(attack.share * size)
@@ -271,72 +304,70 @@ class PoisonDrill:
                        signals.held, signals.adapted, frozen)  # fmt: skip
 
 
+def choose_settings(guards: bool) -> ServiceSettings:
+    """The defaults of a service, or all guards off."""
+    settings: ServiceSettings = ServiceSettings.parse({} if guards else GUARDS_OFF)
+    return settings
+
+
 def _predict(service: LearningService, images: Tensor) -> list[Prediction]:
     """The answers of the published version."""
     learner = service.reader.published.learner
     return [p for part in images.split(BATCH) for p in learner.predict(part, 1)]
 
 
-def run_scenarios(folder: Path, quick: bool, on_progress: Callable[[str], None]) -> list[Outcome]:
+def run_scenarios(
+    folder: Path, store: Path, quick: bool, on_progress: Callable[[str], None]
+) -> list[Outcome]:
     """Run all attacks on the first scenario, and those of `QUICK` on the others, unless quick.
 
+    They run in two processes. Every outcome is stored as soon as it is known, and a drill that was
+    stopped continues with those that are missing.
+
     Args:
-        folder: For the learners.
+        folder: For the learners, which must not exist yet.
+        store: Where the outcomes are.
         quick: The first scenario only, and the attacks of `QUICK`.
         on_progress: Called with a message before each part.
     """
     first, *others = SCENARIOS
-    outcomes = drill(folder / first, first, SEED, quick, on_progress)
-    for scenario in () if quick else others:
-        outcomes += drill(folder / scenario, scenario, SEED, True, on_progress)
-    return outcomes
-
-
-def drill(
-    folder: Path,
-    scenario: str = "shapes",
-    seed: int = SEED,
-    quick: bool = False,
-    on_progress: Callable[[str], None] = lambda message: None,
-) -> list[Outcome]:
-    """Run every attack with and without guards, in two processes.
-
-    Args:
-        folder: For the learner, which must not exist yet.
-        scenario: A name of `SCENARIOS`.
-        seed: Of the learner, and of all choices.
-        quick: The attacks of `QUICK` only.
-        on_progress: Called with a message before each part.
-    """
-    on_progress(f"{scenario}: training through the service")
-    poison_drill = PoisonDrill.train(folder, scenario, seed)
-    names = [attack.name for attack in list_attacks(poison_drill.other_domain)]
-    names = [name for name in names if name in QUICK or not quick]
+    drills = {}
+    for scenario in [first] if quick else [first, *others]:
+        on_progress(f"{scenario}: training through the service")
+        drills[scenario] = PoisonDrill.train(folder / scenario, scenario)
     # Without guards an adaptive attacker has nothing to adapt to.
-    runs = [(name, True) for name in names]
-    runs += [(name, False) for name in names if not name.startswith("adaptive")]
+    runs = [
+        (scenario, attack.name, guards)
+        for guards in (True, False)
+        for scenario, poison_drill in drills.items()
+        for attack in list_attacks(poison_drill.other_domain)
+        if attack.name in QUICK or (scenario == first and not quick)
+        if guards or not attack.name.startswith("adaptive")
+    ]
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, context, _set_drill, (poison_drill,)) as pool:
-        futures = [pool.submit(_run, name, guards) for name, guards in runs]
+    with ProcessPoolExecutor(2, context, _set_drills, (drills, store)) as pool:
+        futures = [pool.submit(_run, *run) for run in runs]
         outcomes = []
-        for (name, guards), future in zip(runs, futures, strict=True):
+        for (scenario, name, guards), future in zip(runs, futures, strict=True):
             on_progress(f"{scenario}: {name}, guards {'on' if guards else 'off'}")
             outcomes.append(future.result())
     return outcomes
 
 
-_drills: list[PoisonDrill] = []  # of a process of the pool
+_drills: dict[str, PoisonDrill] = {}  # of a process of the pool, by scenario
+_stores: list[Path] = []  # one
 
 
-def _set_drill(poison_drill: PoisonDrill) -> None:
+def _set_drills(drills: Mapping[str, PoisonDrill], store: Path) -> None:
     torch.set_num_threads(1)
-    _drills.append(poison_drill)
+    _drills.update(drills)
+    _stores.append(store)
 
 
-def _run(name: str, guards: bool) -> Outcome:
-    attacks = list_attacks(_drills[0].other_domain)
+def _run(scenario: str, name: str, guards: bool) -> Outcome:
+    attacks = list_attacks(_drills[scenario].other_domain)
     attack = next(attack for attack in attacks if attack.name == name)
-    return _drills[0].run(attack, guards)
+    return _drills[scenario].find_or_run(attack, guards, _stores[0])
 
 
 def to_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -41,6 +41,11 @@ class ServiceProcess:
     process: "subprocess.Popen[bytes]"
     token: str  # that may teach
 
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.url.rpartition(":")[2])
+
     def client(self, token: str | None = None) -> Client:
         """A new client of the service, with a token of its own or that of the drill."""
         return Client(self.url, token or self.token)
