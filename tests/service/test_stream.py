@@ -66,6 +66,12 @@ class TestShares:
         stream = make_stream({"a": 9, "b": 9, "c": 2})
         assert shares(stream.take(at_least=8)) == {"a": 3, "b": 3, "c": 2}
 
+    def test_others_do_not_wait_for_a_caller_that_is_dropped(self) -> None:
+        stream = make_stream({"flood": 20, "honest": 8})
+        assert stream.drop_caller("flood") == 20
+        assert shares(stream.take(at_least=8)) == {"honest": 8}
+        assert stream.drop_caller("flood") == 0
+
 
 class TestSkew:
     def test_images_of_a_skewed_caller_are_held_and_others_are_not(self) -> None:

@@ -1,10 +1,11 @@
-"""Signals of the stream, and three guards against learning from a bad one.
+"""Signals of the stream, and guards against learning from a bad one.
 
 1. A batch whose predictions are nearly all of one class is held back, and so are the images of a
    caller whose last predictions are.
 2. An interval after which the experts disagree too much, or the canary is worse than after the last
    session, is never published: the learner returns to the last good version.
-3. After several refused intervals in a row adaptation is frozen until a person unfreezes it.
+3. A caller whose images alone cause several refusals in a row is left out of the stream.
+4. After several other refusals in a row adaptation is frozen until a person unfreezes it.
 
 The learner's confidence gate and skew-aware EMA (`dosapp.learner.mitigations`) act before these.
 """
@@ -69,7 +70,9 @@ class Guard:
     """Decides what the writer may learn from and publish."""
 
     settings: ServiceSettings
-    refusals: int = 0  # refused intervals in a row
+    refusals: int = 0  # refused intervals in a row that no caller is left out for
+    left_out: list[str] = field(default_factory=list)  # callers whose images are not learned from
+    _blamed: Counter[str] = field(default_factory=Counter)  # refusals in a row, of each caller
     _labels: dict[str, deque[str]] = field(default_factory=dict)  # the last ones of each caller
 
     def choose_trusted(self, batch: Sequence[StreamSample], class_count: int) -> list[StreamSample]:
@@ -91,6 +94,39 @@ class Guard:
         trusted = [sample for sample in batch if sample.caller not in skewed]
         is_skewed = self._is_skewed([sample.label for sample in trusted], class_count)
         return [] if len(trusted) < 2 or is_skewed else trusted
+
+    def accept(self, callers: Iterable[str]) -> None:
+        """Count an interval that was published: refusals in a row begin anew.
+
+        Args:
+            callers: Whose images it had.
+        """
+        self.refusals = 0
+        for caller in callers:
+            del self._blamed[caller]
+
+    def refuse(self, responsible: Sequence[str]) -> list[str]:
+        """Count a refused interval, and return the callers that are left out from now on.
+
+        A caller is left out only while others, who are not, sent images too: leaving out the only
+        caller would be a freeze that does not say so.
+
+        Args:
+            responsible: Callers whose images alone were refused; none if it cannot be said.
+        """
+        others = set(self._labels) - {*self.left_out, *responsible}
+        if not responsible or not others:
+            self.refusals += 1
+            return []
+        self._blamed.update(responsible)
+        found = [c for c in responsible if self._blamed[c] >= self.settings.max_refusals]
+        self.left_out += found
+        return found
+
+    def start_session(self) -> None:
+        """Count from here on, and learn from all callers again."""
+        self.refusals, self.left_out = 0, []
+        self._blamed.clear()
 
     def _is_skewed(self, labels: Iterable[str], class_count: int) -> bool:
         return label_skew(Counter(labels), class_count) > self.settings.max_skew

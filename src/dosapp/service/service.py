@@ -291,6 +291,7 @@ class LearningService(Service):
             "adapts": self.settings.adapt and writer.learner.adapts and not writer.adaptation_off,
             "adaptation_off": writer.adaptation_off,
             "frozen": writer.frozen,
+            "left_out": list(writer.guard.left_out),
             "trouble": "; ".join(filter(None, (writer.last_error, writer.freeze_error))),
             "stream": writer.waiting,
             "corrections": len(self._corrections),

@@ -76,6 +76,12 @@ class Stream:
         self._drop_empty()
         return batch
 
+    def drop_caller(self, caller: str) -> int:
+        """Drop a caller's images, and forget that it sent any; return how many were dropped."""
+        dropped = len(self._waiting.pop(caller, ()))
+        self._recent = deque((c for c in self._recent if c != caller), maxlen=RECENT)
+        return dropped
+
     def clear(self) -> None:
         """Drop all images."""
         self._waiting.clear()

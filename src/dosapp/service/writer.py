@@ -129,8 +129,8 @@ class Writer:
         # Why adaptation is stopped, "" if it is not. It takes effect at once, written or not.
         self.frozen: str = ""
         if self._freeze_file.exists():
-            self.frozen = _read_frozen(self._freeze_file)
-        self.freeze_error = ""  # why a restart would not know that
+            self.frozen, self.guard.left_out = _read_frozen(self._freeze_file)
+        self.freeze_error = ""  # why a restart would not know that, or who is left out
         self._freeze_lock = threading.RLock()
         self.last_error = ""  # the last error, until a version is written
         self.jobs: dict[str, Job] = {}
@@ -143,6 +143,7 @@ class Writer:
         # that passed it and are in no version because the disk is full.
         self._unchecked_steps: list[float] = []
         self._unsaved_steps: list[float] = []
+        self._unchecked_samples: list[StreamSample] = []  # of the steps since the last check
         self._last_change = time.monotonic()
         self.adaptation_off = self._find_uncovered_classes()
         self._baseline_weights = _answering_weights(learner)
@@ -178,6 +179,9 @@ class Writer:
         """
         is_off = not self.settings.adapt or self.frozen or self.adaptation_off
         if is_off or not self.learner.adapts:
+            return
+        if caller in self.guard.left_out:
+            self.signals.skipped += len(predictions)
             return
         now = time.monotonic()
         with self._condition:
@@ -262,10 +266,11 @@ class Writer:
         return True
 
     def unfreeze(self) -> bool:
-        """Start adaptation again; return whether it was stopped."""
+        """Start adaptation again, from all callers; return whether it was stopped."""
         with self._freeze_lock:
-            was_frozen = bool(self.frozen)
-            self.frozen, self.guard.refusals = "", 0
+            was_frozen = bool(self.frozen or self.guard.left_out)
+            self.frozen = ""
+            self.guard.start_session()
             self._save_freeze()
         return was_frozen
 
@@ -335,10 +340,13 @@ class Writer:
     def _save_freeze(self) -> None:
         try:
             with self._freeze_lock:
-                write_json(self._freeze_file, {"frozen": self.frozen})
+                values = {"frozen": self.frozen, "left_out": self.guard.left_out}
+                write_json(self._freeze_file, values)
             self.freeze_error = ""
         except StorageError as error:
             now = "frozen" if self.frozen else "no longer frozen"
+            if self.guard.left_out:
+                now = f"{now}, and learns nothing from {', '.join(self.guard.left_out)}"
             self.freeze_error = f"it is {now}, but a restart would not know that: {error}"
             self._last_change = time.monotonic()
             logger.warning("%s", self.freeze_error)
@@ -461,12 +469,14 @@ class Writer:
         batch = trusted
         if not batch:
             return
+        self._unchecked_samples += batch
         try:
             result = self.learner.adapt(torch.stack([sample.pixels for sample in batch]))
         except DivergedError as error:
             self._refuse_interval(str(error))
             return
         if result is None or not result.stepped:  # the gate left too few images for a step
+            del self._unchecked_samples[-len(batch) :]
             signals.held += len(batch)
             return
         signals.held += result.gated
@@ -490,7 +500,8 @@ class Writer:
             if reason is not None:
                 self._refuse_interval(reason)
                 return
-            self.guard.refusals = 0
+            self.guard.accept({sample.caller for sample in self._unchecked_samples})
+            self._unchecked_samples = []
             self._last_good = self._snapshot()  # even if it cannot be written now
             self._unsaved_steps, self._unchecked_steps = (
                 self._unsaved_steps + self._unchecked_steps,
@@ -505,15 +516,59 @@ class Writer:
             logger.warning("not saved: %s on the stream: %s", plural(len(steps), "step"), error)
 
     def _refuse_interval(self, reason: str) -> None:
+        responsible = self._find_responsible()
         self._restore_last_good()
         self.signals.refused += 1
-        self.guard.refusals += 1
+        left_out = self.guard.refuse(responsible)
         logger.warning("interval refused, version %d stays: %s", self._version, reason)
-        self.on_event("refused", {"why": reason, "version": self._version})
+        by = {"by": responsible} if responsible else {}
+        self.on_event("refused", {"why": reason, "version": self._version, **by})
+        for caller in left_out:
+            with self._condition:
+                self.signals.skipped += self._stream.drop_caller(caller)
+            why = f"its images were refused {self.settings.max_refusals} times in a row: {reason}"
+            logger.warning("'%s' is left out of the stream: %s", caller, why)
+            self.on_event("left out", {"caller": caller, "why": why, "version": self._version})
+        if left_out:
+            self._save_freeze()
         if self.guard.refusals >= self.settings.max_refusals:
             self._stop_adapting(f"refused {self.guard.refusals} intervals in a row: {reason}")
             logger.warning("adaptation is frozen: %s", self.frozen)
             self.on_event("froze", {"why": self.frozen, "version": self._version})
+
+    def _find_responsible(self) -> list[str]:
+        """Find the callers whose images of the interval, learned from alone, are refused too.
+
+        A share says little: half of a step may be a flood's, or that of the one honest caller. And
+        no caller can make another's images be refused that would pass alone.
+        """
+        by_caller: dict[str, list[Tensor]] = {}
+        for sample in self._unchecked_samples:
+            by_caller.setdefault(sample.caller, []).append(sample.pixels)
+        if len(by_caller) == 1:
+            return list(by_caller)
+        if self._is_closing:  # there is no time to try
+            return []
+        return [caller for caller, images in by_caller.items() if self._is_refused_alone(images)]
+
+    def _is_refused_alone(self, images: list[Tensor]) -> bool:
+        """Whether an interval of these images, from the last good state, would be refused."""
+        size, (state, working) = self.settings.adapt_batch_size, self._last_good
+        learner = self.learner.at(state.clone(), working.clone())
+        disagreement = []
+        try:
+            for start in range(0, len(images), size):
+                while self.is_reader_behind() and not self._is_closing:  # predictions have priority
+                    time.sleep(READER_CHECK_INTERVAL)
+                result = learner.adapt(torch.stack(images[start : start + size]))
+                if result is not None and result.stepped:
+                    disagreement.append(result.disagreement)
+        except DivergedError:
+            return True
+        if not disagreement:
+            return False
+        canary = learner.canary.measure(learner)
+        return self.guard.check_interval(_mean(disagreement), canary) is not None
 
     def _measure_canary(self) -> CanaryGaps:
         return self.learner.canary.measure(self.learner)
@@ -581,6 +636,7 @@ class Writer:
             details = {**self._describe(canary), "who": job.caller}
             job.version = self._append(self._snapshot(), f"learned {names}", details)
             self._start_drift()
+            self._forgive_callers()
         except SessionCancelledError:
             self._undo_session(job, "cancelled", "nothing changed")
         except DosappError as error:
@@ -614,7 +670,7 @@ class Writer:
         state, working = snapshot
         number = self.history.append(state, working, reason, measured)
         self._last_good, self._version, self.last_error = snapshot, number, ""
-        self._unchecked_steps, self._unsaved_steps = [], []
+        self._unchecked_steps, self._unsaved_steps, self._unchecked_samples = [], [], []
         self.adaptation_off = self._find_uncovered_classes()
         if "canary" in measured:
             self.signals.canary.append((number, measured["canary"]))
@@ -635,7 +691,14 @@ class Writer:
         """Return to the last good state: that of a version, or of steps not yet saved."""
         state, working = self._last_good
         self.learner = self.learner.at(state.clone(), working.clone())
-        self._unchecked_steps = []
+        self._unchecked_steps, self._unchecked_samples = [], []
+
+    def _forgive_callers(self) -> None:
+        """Learn from all callers again, after a session."""
+        had_left_out = bool(self.guard.left_out)
+        self.guard.start_session()
+        if had_left_out:
+            self._save_freeze()
 
     def _start_drift(self) -> None:
         """Count drift and refusals from here on."""
@@ -643,15 +706,17 @@ class Writer:
         self.signals.drift, self.guard.refusals = 0.0, 0
 
 
-def _read_frozen(path: Path) -> str:
-    """Why adaptation was stopped before a restart."""
+def _read_frozen(path: Path) -> tuple[str, list[str]]:
+    """Why adaptation was stopped before a restart, and which callers were left out."""
     values = read_json(path)
-    if not isinstance(values, dict) or not isinstance(values.get("frozen"), str):
+    values = values if isinstance(values, dict) else {}
+    frozen, left_out = values.get("frozen"), values.get("left_out", [])
+    is_list = isinstance(left_out, list) and all(isinstance(name, str) for name in left_out)
+    if not isinstance(frozen, str) or not is_list:
         raise CorruptRecordError(
             f"'{path}' does not say whether adaptation is frozen; delete it if it is not"
         )
-    frozen: str = values["frozen"]
-    return frozen
+    return frozen, left_out
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -38,6 +38,7 @@ class Metrics:
         if signals.get("canary"):
             values["canary_accuracy"] = signals["canary"][-1]["accuracy"]
         values["frozen"] = bool(status.get("frozen"))
+        values["left_out"] = len(status.get("left_out", ()))
         for name, value in values.items():
             if name not in self._gauges:
                 self._gauges[name] = Gauge(f"dosapp_{name}", name, registry=self.registry)

@@ -212,6 +212,9 @@ class StatusResponse(Schema):
     adapts: bool = Field(False, description="whether the service learns from its stream")
     adaptation_off: str = Field("", description="why no guard could notice harm; empty if one can")
     frozen: str = Field("", description="why adaptation is stopped; empty if it is not")
+    left_out: list[str] = Field(
+        [], description="callers whose images are not learned from until the next session"
+    )
     trouble: str = Field("", description="the last error of the writer; empty if there is none")
     stream: int = Field(0, description="images in the queue of the stream")
     corrections: int = 0

@@ -435,7 +435,8 @@ function showStatus(status) {
   const mode = !status.writes ? "replica" : !status.adapts ? "does not adapt to its stream" : status.frozen ? "frozen" : "adapts to its stream";
   setText($("summary"), `version ${status.version} · ${plural(status.classes, "class", "classes")} · ${mode}`);
   const reason = status.frozen?.replace(/^frozen /, "");
-  setText($("frozen"), reason ? `Frozen: ${reason}. It predicts and learns sessions, but does not adapt to its stream.` : status.adaptation_off ?? "");
+  const leftOut = status.left_out?.length ? `Not learned from until the next session: ${status.left_out.join(", ")}. Their images were refused.` : "";
+  setText($("frozen"), reason ? `Frozen: ${reason}. It predicts and learns sessions, but does not adapt to its stream.` : status.adaptation_off || leftOut);
   $("freeze").hidden = false;
   setText($("freeze"), status.frozen ? "Unfreeze" : "Freeze");
 

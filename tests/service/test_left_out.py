@@ -1,0 +1,123 @@
+"""A caller whose images alone are refused is left out of the stream; the others go on."""
+
+import pytest
+import torch
+
+from dosapp.data.preprocess import to_bytes
+from dosapp.service.guards import Guard
+from dosapp.service.service import LearningService
+from dosapp.service.settings import ServiceSettings
+from dosapp.service.stream import StreamSample
+from support.services import save_trained_learner
+
+SETTINGS = {
+    "adapt_batch_size": 8, "interval": 6, "max_refusals": 2, "max_disagreement": 0.02,
+    "max_skew": 1.0, "require_canary": False, "canary_share": 0.0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def saved_learner(loaded_tiny, tmp_path_factory):
+    """A learner that adapts to its stream, and its scenario."""
+    folder = tmp_path_factory.mktemp("trained") / "learner"
+    return folder, save_trained_learner(loaded_tiny, folder, test_images=16, method="dosapp")
+
+
+@pytest.fixture
+def honest(scenario) -> torch.Tensor:
+    """Images of the classes that were learned, in a mixed order."""
+    test = scenario.tasks[0].test
+    order = torch.randperm(len(test), generator=torch.Generator().manual_seed(0))
+    return to_bytes(test.read(order.tolist()))
+
+
+@pytest.fixture
+def shuffled(honest) -> torch.Tensor:
+    """Their pixels in another order: the experts disagree on many of them."""
+    order = torch.randperm(honest[0, 0].numel(), generator=torch.Generator().manual_seed(1))
+    return honest.flatten(2)[:, :, order].reshape(honest.shape)
+
+
+def start(folder) -> LearningService:
+    """A service whose threads are not started: `send` does their work."""
+    return LearningService(folder, ServiceSettings.parse(SETTINGS))
+
+
+def send(service: LearningService, times: int, **images: torch.Tensor) -> None:
+    """Let callers send images at the same time, and the service learn from them."""
+    for _ in range(times):
+        for caller, sent in images.items():
+            learner = service.reader.published.learner
+            service.offer(sent, learner.predict(sent, 1), caller)
+        service.writer.run_waiting()
+
+
+class TestService:
+    def test_only_the_caller_of_refused_images_is_left_out(self, folder, honest, shuffled) -> None:
+        service = start(folder)
+        send(service, 6, honest=honest, flood=shuffled)
+        status = service.status()
+        assert (status["left_out"], status["frozen"]) == (["flood"], "")
+        (entry,) = [e for e in service.audit.last() if e["what"] == "left out"]
+        assert entry["caller"] == "flood"
+        assert "refused 2 times in a row: the experts disagree" in entry["why"]
+
+        version, adapted = service.version, service.writer.signals.adapted
+        send(service, 4, honest=honest, flood=shuffled)
+        assert service.version > version
+        assert service.writer.signals.adapted == adapted + 4 * len(honest)
+        assert service.writer.frozen == ""
+
+    def test_it_stays_so_after_a_restart_until_a_session(self, folder, honest, shuffled) -> None:
+        first = start(folder)
+        send(first, 6, honest=honest, flood=shuffled)
+        service = start(folder)
+        assert service.status()["left_out"] == ["flood"]
+        service.learn({"new": honest[:4], "newer": shuffled[:4]}, "teacher")
+        service.writer.run_waiting()
+        assert service.status()["left_out"] == []
+        assert start(folder).status()["left_out"] == []
+
+    def test_an_operator_takes_it_back(self, folder, honest, shuffled) -> None:
+        service = start(folder)
+        send(service, 6, honest=honest, flood=shuffled)
+        service.unfreeze("operator")
+        assert service.status()["left_out"] == []
+        assert service.audit.last()[-1]["what"] == "unfroze"
+
+    def test_the_only_caller_freezes_the_service(self, folder, shuffled) -> None:
+        service = start(folder)
+        send(service, 6, flood=shuffled)
+        status = service.status()
+        assert status["left_out"] == []
+        assert status["frozen"].startswith("refused 2 intervals in a row")
+
+
+class TestGuard:
+    def make(self, *callers: str) -> Guard:
+        guard = Guard(ServiceSettings(max_refusals=2))
+        pixels = torch.zeros(3, 2, 2, dtype=torch.uint8)
+        guard.choose_trusted([StreamSample(pixels, "fox", 0.9, 0.0, c) for c in callers], 2)
+        return guard
+
+    def test_a_published_interval_begins_the_count_anew(self) -> None:
+        guard = self.make("a", "b")
+        assert guard.refuse(["a"]) == []
+        guard.accept(["b"])
+        assert guard.refuse(["a"]) == ["a"]
+        guard = self.make("a", "b")
+        guard.refuse(["a"])
+        guard.accept(["a", "b"])
+        assert guard.refuse(["a"]) == []
+
+    def test_refusals_that_one_caller_caused_do_not_freeze_for_all(self) -> None:
+        guard = self.make("a", "b", "c")
+        assert [guard.refuse([name]) for name in ("a", "b", "a", "b")] == [[], [], ["a"], ["b"]]
+        assert guard.refusals == 0
+        guard.refuse(["c"])  # no other is left
+        assert guard.refusals == 1
+
+    def test_refusals_that_cannot_be_attributed_count_for_a_freeze(self) -> None:
+        guard = self.make("a", "b")
+        assert guard.refuse([]) == guard.refuse(["a", "b"]) == []
+        assert guard.refusals == 2
