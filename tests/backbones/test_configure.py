@@ -116,7 +116,7 @@ def test_gradients_in_float16_are_scaled_and_unscaled() -> None:
         next(
             iter(
                 student.iter_gradients(
-                    [student.clip_loss(pixels, labels)], student.backbone.first_mlp_weights()
+                    student.backbone.first_mlp_weights(), [student.clip_loss(pixels, labels)]
                 )
             )
         )

@@ -80,7 +80,7 @@ def check_float32(pair: Implementations) -> dict[str, float]:
     loss = baseline.loss(pair.pixels, result.labels)
     baseline_grads = torch.autograd.grad(loss, baseline.candidates())
     weights = student.backbone.first_mlp_weights()
-    (grads,) = student.iter_gradients([result.loss], weights)
+    (grads,) = student.iter_gradients(weights, [result.loss])
     gaps = [
         ((grads[name] - grad).norm() / grad.norm()).item()
         for name, grad in zip(baseline.names, baseline_grads, strict=True)

@@ -22,15 +22,15 @@ def adapt_batch(learner: "Learner", pixels: Tensor) -> AdaptResult | None:
     Returns:
         Pseudo-labels and what was done; None if the method does not adapt.
     """
-    student, method, stepped = learner.student, learner.method, False
+    student, method, class_head = learner.student, learner.method, learner.class_head
     check = learner.mitigations.check_batch(student, method, pixels)
-    trusted = check.select_trusted(pixels)
-    if learner.class_head.kind is not None:
-        student.head = learner.class_head.wrap_expert(learner.method_expert).head
+    trusted = check.select_trusted(pixels)  # all of them, unless a confidence gate is on
+    if class_head.kind is not None:
+        student.head = class_head.wrap_expert(learner.method_expert).head
     result = method.stream_loss(student, trusted) if len(trusted) else None
     # A head that follows the stream shifts its class means by what this step does to the
     # features of the batch.
-    follows = learner.class_head.follows_stream
+    follows = class_head.follows_stream
     features_before = _encode_before(learner, pixels, result) if follows else None
     if result is not None and result.loss is not None:
         base_scale = (learner.settings.stream_lr or student.lr) / student.lr
@@ -40,11 +40,12 @@ def adapt_batch(learner: "Learner", pixels: Tensor) -> AdaptResult | None:
             learner.mitigations.after_stream_step(student)
         result = replace(result, loss=result.loss.detach(), stepped=stepped)
     if features_before is not None:
-        learner.class_head.move_means(pixels, features_before, learner.method_expert)
-        if result is not None:
-            result = replace(result, stepped=True)  # predictions change, if no weight did
+        # All images show the drift, also those that are not trusted as examples of a class.
+        class_head.move_means(pixels, features_before, learner.method_expert)
         if not method.adapts:
             return AdaptResult(_head_labels(learner, pixels), stepped=True)
+        if result is not None:
+            result = replace(result, stepped=True)  # predictions change even if no weight did
     # Images that the gate held back get their pseudo-labels too, and no loss.
     return check.add_skipped_labels(result) if method.adapts else None
 

@@ -1,5 +1,6 @@
 """The learner: learn, adapt, predict, save and load, for experiments, command line and service."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -264,14 +265,14 @@ class Learner:
                 show(step.number, step.total, f"loss {step.loss:.3f}")
         count, training = len(session.train), self.training
         result = SessionResult(
-            session.classes,
-            count,
-            step.number if step else 0,
-            step.loss if step else None,
-            self.student.lr,
-            training.epochs_for(count),
-            training.batch_size_for(count),
-            None if test is None else self.evaluate(test),
+            classes=session.classes,
+            images=count,
+            steps=step.number if step else 0,
+            loss=step.loss if step else None,
+            lr=self.student.lr,
+            epochs=training.epochs_for(count),
+            batch_size=training.batch_size_for(count),
+            evaluation=None if test is None else self.evaluate(test),
         )
         if result.warning:
             warnings.warn(result.warning, stacklevel=2)
@@ -339,7 +340,7 @@ class Learner:
             progress: Whether to show a progress bar on stderr; if None, only on a terminal.
 
         Returns:
-            What `adapt` returned for each batch; nothing if the method does not adapt.
+            What `adapt` returned for each batch; nothing if the learner does not adapt.
 
         Example:
             >>> learner = Learner(LearnerSettings(epochs=1, batch_size=4))
@@ -360,13 +361,10 @@ class Learner:
             else (images[first : first + size] for first in range(0, count, size))
         )
         with progress_bar("adapt", progress) as show:
-            for number, batch in enumerate(batches, start=1):
-                result = self.adapt(batch)
-                if result is None:
-                    return []
-                results.append(result)
-                show(number, -(-count // size), "")
-        return results
+            for number, batch in enumerate(batches if self.adapts else (), start=1):
+                results.append(self.adapt(batch))
+                show(number, math.ceil(count / size), "")
+        return [result for result in results if result is not None]
 
     def adapt(self, images: Images) -> AdaptResult | None:
         """Take one step on unlabelled images, which are not stored.
@@ -375,7 +373,8 @@ class Learner:
             images: A batch of the stream; `adapt_stream` makes batches.
 
         Returns:
-            Pseudo-labels and what was done; None if the method does not adapt.
+            Pseudo-labels and what was done; None if the method does not adapt, and before the
+            first session.
         """
         pixels = to_device(read_pixels(images, self.preprocess), self.device)
         if not self.sessions or not self.classes or not len(pixels):

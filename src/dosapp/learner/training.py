@@ -56,16 +56,7 @@ def train_session(
         learner.device,
     )
     if start == 0:
-        for message in learner.session_warnings(session):
-            warnings.warn(message, stacklevel=3)  # at the caller of learn
-        student.stream_skew = 0.0
-        learner.class_head.begin_session(student, learner.method_expert)
-        # `iter_epoch` reads the session's own images as it is advanced, without replay.
-        student.select_for_session(method.select_parameters(student, batches.iter_epoch(0)))
-        # Mask reactivation may train these entries again in a later stream.
-        learner.mitigations.record_selection(student.session_selection, learner.sessions)
-        method.begin_session(student, session)
-        student.drop_gradient_scores()  # only what precedes needed them
+        _begin_session(learner, session, batches)
     lr_scale = (lr or student.lr) / student.lr
     epochs = epochs or learner.training.epochs_for(len(session.train))
     if not student.session_selection.names:  # nothing trains
@@ -97,6 +88,27 @@ def train_session(
                 student.set_trainable(stage.selection)
             yield take_step(step, stage.loss(student, partial(read_batch, step), step - first))
         first += stage.steps
+    _end_session(learner, session, labels)
+
+
+def _begin_session(learner: "Learner", session: Session, batches: SessionBatches) -> None:
+    """Select the weights that train; no weight changes yet."""
+    student, method = learner.student, learner.method
+    for message in learner.session_warnings(session):
+        warnings.warn(message, stacklevel=4)  # at the caller of learn
+    student.stream_skew = 0.0
+    learner.class_head.begin_session(student, learner.method_expert)
+    # `iter_epoch` reads the session's own images as it is advanced, without replay.
+    student.select_for_session(method.select_parameters(student, batches.iter_epoch(0)))
+    # Mask reactivation may train these entries again in a later stream.
+    learner.mitigations.record_selection(student.session_selection, learner.sessions)
+    method.begin_session(student, session)
+    student.drop_gradient_scores()  # only what precedes needed them
+
+
+def _end_session(learner: "Learner", session: Session, labels: Tensor) -> None:
+    """Add the session to everything that remembers it, and get ready for the stream."""
+    student, method = learner.student, learner.method
     method.end_session(student, session)  # all stages are over
     learner.class_head.end_session(student, learner.method_expert, session)
     learner.replay_buffer.add_session(session.train, labels)
@@ -105,4 +117,4 @@ def train_session(
     # begin_stream has read the session's selection; from here on there is one selection.
     student.session_selection = student.selection
     learner.mitigations.begin_stream(student)
-    learner.canary.set_baseline(learner)
+    learner.canary.set_baseline(learner)  # what a service compares later versions with

@@ -46,7 +46,7 @@ class CoFiMA(Stage):
         weights = student.backbone.weights()
         trained = {name: weights[name] for name in sorted(student.ever_selected)}
         losses = self.session_losses(student, session)
-        fisher = fisher_information(student.iter_gradients(losses, trained))
+        fisher = fisher_information(student.iter_gradients(trained, losses))
         fisher = {name: f.clamp(max=self.fishermax) for name, f in fisher.items()}
         if self.sessions > 1:
             previous = self.previous.weights()

@@ -69,7 +69,7 @@ class EATA(Tent):
         logits = (
             student.scaled_image_logits(pixels) for pixels in session.train.batches(BATCH_SIZE)
         )
-        gradients = student.iter_gradients(self_label_losses(logits), weights)
+        gradients = student.iter_gradients(weights, self_label_losses(logits))
         self.fisher = fisher_information(gradients)
         self.anchor = {name: weight.detach().clone() for name, weight in weights.items()}
         self.mean_probs = None  # there are new classes

@@ -48,7 +48,7 @@ class MAS(Method):
             student.score_images(pixels).mul(student.backbone.logit_scale).square().sum()
             for pixels in session.train.batches(BATCH_SIZE)
         )
-        for gradients in student.iter_gradients(norms, weights):
+        for gradients in student.iter_gradients(weights, norms):
             for name, grad in gradients.items():
                 total[name] = total.get(name, torch.zeros(())) + grad.abs()
         for name, summed in total.items():

@@ -41,7 +41,7 @@ class PSMT(MeanTeacher):
         names = student.session_selection.names
         weights = {n: w for n, w in student.backbone.weights().items() if n in names}
         logits = (self.student_logits(student, pixels) for pixels in session.train.batches(64))
-        gradients = student.iter_gradients(self_label_losses(logits), weights)
+        gradients = student.iter_gradients(weights, self_label_losses(logits))
         self.fisher = fisher_information(gradients)
 
     def begin_stream(self, student: Student) -> None:

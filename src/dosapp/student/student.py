@@ -67,8 +67,8 @@ class Student:
         all_class_negatives: bool = False,
     ) -> None:
         self.backbone, self.text_head = backbone, TextHead()
-        # Class statistics that predict instead of captions, for methods that label with them; the
-        # learner sets it before every stream step.
+        # Class statistics that predict instead of captions, for methods that label the stream with
+        # them. Where a learner has some, it sets them before every stream step.
         self.head: Head | None = None
         self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
         self.selection = Selection()  # the weights that train now
@@ -212,16 +212,16 @@ class Student:
         Returns:
             A tensor like each weight.
         """
-        return gradient_scores(self.iter_gradients(losses, weights))
+        return gradient_scores(self.iter_gradients(weights, losses))
 
     def iter_gradients(
-        self, losses: Iterable[Tensor], weights: Mapping[str, Tensor]
+        self, weights: Mapping[str, Tensor], losses: Iterable[Tensor]
     ) -> Iterator[dict[str, Tensor]]:
         """The gradient of each loss in turn, equal in every process; no weight changes.
 
         Args:
-            losses: Computed one by one, as the iterator is advanced.
             weights: Those whose gradients are needed, by name.
+            losses: Computed one by one, as the iterator is advanced.
 
         Raises:
             DivergedError: A gradient is not finite.
