@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from dosapp.errors import InputError, StorageError
+from dosapp.errors import CorruptRecordError, InputError, StorageError
 from dosapp.history.history import History
 from dosapp.history.record import State, compute_checksum
 from dosapp.learner.description import LearnerDescription
 from dosapp.runtime.files import append_bytes, lock_folder, read_bytes
 from dosapp.service.audit import Audit
+from dosapp.service.tokens import Tokens
 
 
 def state(value: float) -> State:
@@ -91,6 +92,23 @@ class TestLinks:
         (folder / name).symlink_to(tmp_path if name == "versions" else outside)
         with pytest.raises(InputError, match=f"{name}' is a symbolic link"):
             LearnerDescription.read(folder)
+
+    def test_versions_are_not_written_through_a_link(self, tmp_path) -> None:
+        folder, elsewhere = tmp_path / "x", tmp_path / "elsewhere"
+        history = History(folder, lambda key: None)
+        history.append(state(1), State(), "first")
+        (folder / "versions").rename(elsewhere)
+        (folder / "versions").symlink_to(elsewhere)
+        with pytest.raises(StorageError, match="replaced by a symbolic link"):
+            history.append(state(1), State(), "first")
+        assert len(list(elsewhere.iterdir())) == 1
+
+    def test_tokens_are_not_read_through_a_link(self, tmp_path) -> None:
+        token = Tokens(tmp_path).add("alice", "teach")
+        (tmp_path / "tokens.json").rename(tmp_path / "elsewhere.json")
+        (tmp_path / "tokens.json").symlink_to(tmp_path / "elsewhere.json")
+        with pytest.raises(CorruptRecordError, match="is a symbolic link"):
+            Tokens(tmp_path).caller(token)
 
     def test_pipes_are_no_files(self, tmp_path) -> None:
         os.mkfifo(tmp_path / "learner.json")

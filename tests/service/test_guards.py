@@ -36,8 +36,10 @@ def make_gaps(margins: torch.Tensor, pulled: float = 0.0) -> CanaryGaps:
         # Images that are safely right do not make up for those that are not.
         (torch.where(BEFORE > 5, 4.0, -0.4), 0.0, "mean margin fell"),
         (torch.where(BEFORE > 5, -0.9, 0.1), 0.0, None),  # those stay safely right
-        (torch.zeros(IMAGES), 2.0, None),
-        (torch.zeros(IMAGES), 4.0, "one class gained 4.00"),
+        (torch.zeros(IMAGES), 1.4, None),
+        (torch.zeros(IMAGES), 1.6, "one class gained 1.60"),  # and the margins did not rise
+        (0.4 * torch.ones(IMAGES), 2.9, None),
+        (0.4 * torch.ones(IMAGES), 4.0, "one class gained 4.00"),
         (torch.where((BEFORE > 0) & (BEFORE < 0.35), -0.5, 0.1), 0.0, "fell from 95 to 92"),
     ],
 )

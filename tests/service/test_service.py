@@ -617,6 +617,20 @@ class TestSessions:
                 assert answer.status_code == 400
                 assert "there is no folder" in answer.json()["error"]
 
+    def test_pipes_and_large_files_in_a_folder_on_the_server(self, folder, tmp_path) -> None:
+        image = tmp_path / "sessions" / "monday" / "fox" / "1.png"
+        image.parent.mkdir(parents=True)
+        with served(folder, session_folder=tmp_path / "sessions") as service:
+            client = connect(build_app(service))
+            os.mkfifo(image)  # nothing ever writes to it
+            answer = client.post("/learn", json={"folder": "monday"})
+            assert (answer.status_code, "is not a file" in answer.text) == (400, True)
+            image.unlink()
+            with image.open("wb") as file:
+                file.truncate(64_000_001)
+            answer = client.post("/learn", json={"folder": "monday"})
+            assert (answer.status_code, "is too large" in answer.text) == (413, True)
+
     @pytest.mark.filterwarnings("ignore:the session has", "ignore:a session of")
     def test_corrections_join_the_next_session(self, folder, scenario) -> None:
         known = scenario.tasks[0].classes[0]

@@ -47,6 +47,7 @@ INTERVALS = 8
 QUICK = ("honest", "blends, one class", "PGD, 16/255", "adaptive, all classes")
 BATCH = 256  # images per prediction
 SEMANTICS_VERSION = 1  # increased when the same attack would have another outcome
+GUARDS_VERSION = 2  # increased when the guards would decide otherwise
 STREAM_SETTINGS = ("interval", "adapt_batch_size", "max_queue", "confidence_gate", "skew_aware_ema")
 
 
@@ -247,7 +248,7 @@ class PoisonDrill:
         """
         settings = choose_settings(guards).model_dump()
         identity = {
-            "meaning": SEMANTICS_VERSION,
+            "meaning": [SEMANTICS_VERSION, GUARDS_VERSION] if guards else SEMANTICS_VERSION,
             "scenario": [self.scenario, SCENARIOS[self.scenario], self.seed],
             "learner": self.digest,
             "attack": [attack.name, attack.share, attack.intervals, attack.caller],

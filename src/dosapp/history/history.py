@@ -38,6 +38,7 @@ from dosapp.history.version import (
 from dosapp.runtime.files import (
     FolderLock,
     file_stamp,
+    is_link,
     is_private,
     list_names,
     remove_file,
@@ -182,6 +183,11 @@ class History:
         """Raise a `StorageError` if another process may have written since the head was read."""
         if self._lock is not None:
             self._lock.check()
+        if is_link(self.folder / "versions"):
+            raise StorageError(
+                f"'{self.folder / 'versions'}' was replaced by a symbolic link, which dosapp does "
+                "not follow; nothing was changed, put the folder back"
+            )
         try:
             head = self.head_id
         except CorruptRecordError:  # nothing there that a commit could lose

@@ -79,6 +79,14 @@ def is_private(path: Path) -> bool:
     return not _lstat(path).st_mode & (stat.S_IRWXG | stat.S_IRWXO)
 
 
+def is_link(path: Path) -> bool:
+    """Whether a path is a symbolic link; False if nothing is there."""
+    try:
+        return stat.S_ISLNK(_lstat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
 def _lstat(path: Path) -> os.stat_result:
     try:
         return os.lstat(path)

@@ -144,12 +144,13 @@ class Guard:
             return f"the experts disagree on {disagreement:.0%} of the stream"
         if not len(canary):
             return None
-        pull = canary.pull.max().item()
-        if pull > s.canary_pull:
-            return f"one class gained {pull:.2f} on the canary's images of other classes"
         # Clipped: an image that is safely right cannot make up for one that is not.
         now, before = canary.margins, canary.baseline_margins
         fall = (before.clamp(-CLIP, CLIP) - now.clamp(-CLIP, CLIP)).mean().item()
+        # What a stream teaches raises margins. A class that gains without that gains by harm.
+        pull, has_risen = canary.pull.max().item(), fall < -s.canary_margin
+        if pull > (s.canary_pull if has_risen else s.canary_pull / 2):
+            return f"one class gained {pull:.2f} on the canary's images of other classes"
         if fall > s.canary_margin:
             return f"the canary's mean margin fell by {fall:.2f} since the last session"
         right = int((before > 0).sum())

@@ -65,7 +65,9 @@ class ServiceSettings(Settings):
         0.1, ge=0, description="log-odds that the canary's mean margin may fall on the stream"
     )
     canary_pull: float = Field(
-        3.0, ge=0, description="log-odds that a class may gain on the canary's other images"
+        3.0,
+        ge=0,
+        description="log-odds a class may gain on the canary's other images; half if margins stay",
     )
     canary_drop: float = Field(2.0, ge=0, description="points the canary may lose on the stream")
     session_drop: float = Field(10.0, ge=0, description="points a session may cost the canary")

@@ -10,8 +10,8 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from dosapp.errors import CorruptRecordError, InputError
-from dosapp.runtime.files import take_turn, write_json
+from dosapp.errors import CorruptRecordError, DosappError, InputError
+from dosapp.runtime.files import read_bytes, take_turn, write_json
 
 Role = Literal["predict", "teach"]  # "teach" includes "predict"
 FIRST_NAME = "owner"  # of the token that is made at the first start
@@ -73,11 +73,11 @@ class Tokens:
         try:
             state = _file_state(self.path)
             if state != self._state:
-                self._entries = _ENTRIES.validate_json(self.path.read_bytes()) if state else {}
+                self._entries = _ENTRIES.validate_json(read_bytes(self.path)) if state else {}
                 self._state = state
-        except (OSError, ValidationError) as error:
+        except (OSError, DosappError, ValidationError) as error:
             self._state = (-1,)  # so that it is read again
-            reason = error.strerror if isinstance(error, OSError) else _describe(error)
+            reason = _describe(error) if isinstance(error, ValidationError) else str(error)
             raise CorruptRecordError(
                 f"'{self.path}' cannot be used ({reason}), so no token is accepted; mend the "
                 "file, or delete it and make new tokens with: dosapp token add"
@@ -129,7 +129,7 @@ class Tokens:
 def _file_state(path: Path) -> tuple[int, ...]:
     """Numbers that differ if a file has been written; none if there is no file."""
     try:
-        status = os.stat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         return ()
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

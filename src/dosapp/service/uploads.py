@@ -234,6 +234,11 @@ class UploadDecoder:
         self._check_count(len(images), self.settings.max_session_images)
         if any(not f.path.resolve().is_relative_to(root.resolve()) for f in images.values()):
             raise InputError(f"'{name[:80]}' has links that lead out of the folder of sessions")
+        for file in images.values():  # reading a pipe would wait for ever
+            if not file.path.is_file():
+                raise InputError(f"'{file.path.name[:80]}' in '{name[:80]}' is not a file")
+            if file.path.stat().st_size > self.settings.max_body:
+                raise TooLargeError(f"'{file.path.name[:80]}' in '{name[:80]}' is too large")
         return self._decode_classes(
             (label, [(str(f.path.name), f.read()) for _, f in group])
             for label, group in _group_by_folder(images.items()).items()
