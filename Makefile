@@ -9,15 +9,16 @@ READY := .venv/ready
 
 setup: $(READY)
 
-# What the demo, reports and the service need. PIP_EXTRA_INDEX_URL can add an index of CPU builds.
+# What the demo, reports, the service and `dosapp data inspect` need. PIP_EXTRA_INDEX_URL can add an
+# index of CPU builds.
 $(READY_TO_USE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(INSTALL) -e '.[report,serve]'
+	$(INSTALL) -e '.[report,serve,inspect]'
 	@touch $@
 
 # Everything else, for tests and development
 $(READY): $(READY_TO_USE)
-	$(INSTALL) -e '.[report,hub,ray,onnx,serve,dev]'
+	$(INSTALL) -e '.[report,serve,inspect,hub,ray,onnx,dev]'
 	@touch $@
 
 demo: $(READY_TO_USE)

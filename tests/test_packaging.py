@@ -37,7 +37,8 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 def test_the_demo_installs_only_what_it_needs() -> None:
     makefile = (ROOT / "Makefile").read_text()
     first, second = re.findall(r"\$\(INSTALL\) -e '\.\[(.*?)\]'", makefile)
-    assert set(first.split(",")) == {"report", "serve"}  # reports, and `dosapp serve --demo`
+    # Reports, `dosapp serve --demo`, and `dosapp data inspect`: the first pages use them.
+    assert set(first.split(",")) == {"report", "serve", "inspect"}
     assert set(first.split(",")) < set(second.split(","))
     assert re.search(r"^demo: \$\(READY_TO_USE\)$", makefile, flags=re.MULTILINE)
     install = re.search(r"^INSTALL := (.*)$", makefile, flags=re.MULTILINE)[1]
