@@ -21,7 +21,10 @@ BESIDE = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
 }
-LINK = re.compile(r"(\]\()(?!\w+:|#)([^)#\s]+)((?:#[^)]*)?\))")
+# `[text](target#part)`, and `[name]: target#part` on a line of its own
+LINK = re.compile(
+    r"(\]\(|^\[[^\]\n]+\]: )(?!\w+:|#)([^)#\s]+)((?:#[^)\n]*)?(?:\)|$))", flags=re.MULTILINE
+)
 
 
 def on_config(config: MkDocsConfig) -> None:
