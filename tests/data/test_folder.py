@@ -118,7 +118,10 @@ class TestCSV:
     def test_without_columns(self, tmp_path: Path) -> None:
         file = tmp_path / "list.csv"
         file.write_text("file,class\na.png,b\n")
-        with pytest.raises(InputError, match="columns path and label"):
+        (tmp_path / "notes.txt").write_text("a,b\n1,2\n")
+        with pytest.raises(InputError, match="or is no data: give a folder, tar or zip"):
+            load_folder(tmp_path / "notes.txt")
+        with pytest.raises(InputError, match="columns path and label, and some rows$"):
             load_folder(file)
 
     def test_a_missing_label_or_image(self, tmp_path: Path) -> None:

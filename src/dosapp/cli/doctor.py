@@ -44,7 +44,7 @@ def doctor(
             mark = "[green]ok[/green]     " if finding.status == "ok" else "[red]PROBLEM[/red]"
             out.print(f"{mark} [bold]{finding.check:13}[/bold] ", markup=True, end="")
             out.print(finding.message)
-        out.print(f"{problems} problem(s)" if problems else "all fine")
+        out.print(plural(problems, "problem") if problems else "all fine")
     raise typer.Exit(1 if problems else 0)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from dosapp.cli.console import LearnerFolder, app, err, out
+from dosapp.errors import InputError
 
 
 @app.command()
@@ -16,6 +17,8 @@ def verify(folder: LearnerFolder) -> None:
     """
     from dosapp.learner.verify import find_problems
 
+    if not folder.is_dir():
+        raise InputError(f"'{folder}' is no folder; give that of a learner or of a backup")
     problems = find_problems(folder)
     for problem in problems:
         print(problem)

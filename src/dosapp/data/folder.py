@@ -268,7 +268,10 @@ def _read_rows(path: Path) -> list[dict[str, str]]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"'{path}' cannot be read as CSV ({error})") from error
     if not rows or not {"path", "label"} <= set(rows[0]):
-        raise InputError(f"'{path}' needs a header with the columns path and label, and some rows")
+        other = "" if path.suffix.lower() == ".csv" else ", or is no data: give a folder, tar or zip"
+        raise InputError(
+            f"'{path}' needs a header with the columns path and label, and some rows{other}"
+        )
     if not all(row["path"] and row["label"] for row in rows):
         raise InputError(f"'{path}' has a row without a path or a label; every image needs both")
     return rows
