@@ -197,7 +197,7 @@ def reproduce(
         str | None,
         typer.Argument(help="a table of the paper, or all", autocompletion=complete_table),
     ] = None,
-    scale: Annotated[str, typer.Option(help="tiny, real-small or paper")] = "tiny",
+    scale: Annotated[str, typer.Option(help="tiny, hard, real-small or paper")] = "tiny",
     folder: Annotated[Path, typer.Option("--out", help="the result store")] = Path("runs"),
     seeds: Annotated[str | None, typer.Option(help="0-4 or 0,2,5 [the scale's]")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="a local copy of the datasets")] = None,

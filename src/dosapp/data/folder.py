@@ -268,7 +268,9 @@ def _read_rows(path: Path) -> list[dict[str, str]]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"'{path}' cannot be read as CSV ({error})") from error
     if not rows or not {"path", "label"} <= set(rows[0]):
-        other = "" if path.suffix.lower() == ".csv" else ", or is no data: give a folder, tar or zip"
+        other = (
+            "" if path.suffix.lower() == ".csv" else ", or is no data: give a folder, tar or zip"
+        )
         raise InputError(
             f"'{path}' needs a header with the columns path and label, and some rows{other}"
         )
