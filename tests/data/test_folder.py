@@ -121,7 +121,7 @@ class TestCSV:
         (tmp_path / "notes.txt").write_text("a,b\n1,2\n")
         with pytest.raises(InputError, match="or is no data: give a folder, tar or zip"):
             load_folder(tmp_path / "notes.txt")
-        with pytest.raises(InputError, match="columns path and label, and some rows$"):
+        with pytest.raises(InputError, match=r"columns path and label, and some rows$"):
             load_folder(file)
 
     def test_a_missing_label_or_image(self, tmp_path: Path) -> None:
