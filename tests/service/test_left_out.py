@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dosapp.data.preprocess import to_bytes
+from dosapp.history.record import compute_checksum
 from dosapp.service.guards import Guard
 from dosapp.service.service import LearningService
 from dosapp.service.settings import ServiceSettings
@@ -67,6 +68,16 @@ class TestService:
         assert service.version > version
         assert service.writer.signals.adapted == adapted + 4 * len(honest)
         assert service.writer.frozen == ""
+
+    def test_what_was_published_with_its_images_is_undone(self, folder, honest, shuffled) -> None:
+        service = start(folder)
+        digest = service.writer.learner.digest()
+        send(service, 4, honest=honest)
+        assert service.version > 1
+        send(service, 6, honest=honest, flood=shuffled)
+        (undone,) = [v for v in service.history.versions() if v.reason.startswith("returned")]
+        assert undone.reason == "returned to version 1, as 'flood' is left out"
+        assert compute_checksum(service.history.at(undone.number)) == digest
 
     def test_it_stays_so_after_a_restart_until_a_session(self, folder, honest, shuffled) -> None:
         first = start(folder)

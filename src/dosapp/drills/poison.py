@@ -140,6 +140,7 @@ def list_attacks(other_domain: Tensor) -> list[Attack]:
         Attack("one image", lambda a, n, turn: a.repeats(n)),
         Attack("noise", lambda a, n, turn: a.noise(n)),
         Attack("other domain", send_other_domain),
+        Attack("refusals, own token", send_other_domain, 0.5, 12, "attacker"),  # to stop adaptation
         Attack("adaptive, all classes", Adaptive(), intervals=2 * INTERVALS),
         Attack("adaptive, one pair", Adaptive(lambda a: a.classes()[1:2]), intervals=2 * INTERVALS),
         Attack("adaptive, rotating", Adaptive(rotates=True), intervals=2 * INTERVALS),

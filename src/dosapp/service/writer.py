@@ -531,10 +531,27 @@ class Writer:
             self.on_event("left out", {"caller": caller, "why": why, "version": self._version})
         if left_out:
             self._save_freeze()
+            self._return_to_session(left_out)
         if self.guard.refusals >= self.settings.max_refusals:
             self._stop_adapting(f"refused {self.guard.refusals} intervals in a row: {reason}")
             logger.warning("adaptation is frozen: %s", self.frozen)
             self.on_event("froze", {"why": self.frozen, "version": self._version})
+
+    def _return_to_session(self, left_out: Sequence[str]) -> None:
+        """Undo what was published since the last session: it is partly of callers now left out.
+
+        Honest images alone would go on from weights that were led astray, and do harm with them.
+        """
+        number = _find_session_version(self.learner, self.history)
+        if not number or number == self._version:
+            return
+        try:
+            self.learner = self.learner.rollback_copy(self.history.at(number))
+            names = ", ".join(f"'{name}'" for name in left_out)
+            self._append_change(f"returned to version {number}, as {names} is left out", "guard")
+        except DosappError as error:
+            self._restore_last_good()
+            self._stop_adapting(f"what {', '.join(left_out)} did cannot be undone: {error}")
 
     def _find_responsible(self) -> list[str]:
         """Find the callers whose images of the interval, learned from alone, are refused too.
@@ -735,9 +752,15 @@ def _answering_weights(learner: Learner) -> dict[str, Tensor]:
 
 def _after_last_session(learner: Learner, history: History) -> Learner:
     """The learner as it was before the stream changed it, as far as the history goes back."""
+    number = _find_session_version(learner, history)
+    return learner.at(history.at(number), trainable=False) if number else learner
+
+
+def _find_session_version(learner: Learner, history: History) -> int:
+    """The version before the stream changed the learner, as far as the history goes back; or 0."""
     number, facts = 0, learner.state().facts
     for version in reversed(history.versions()):
         if any(version.facts[name] != facts[name] for name in ("sessions", "classes")):
             break
         number = version.number
-    return learner.at(history.at(number), trainable=False) if number else learner
+    return number
