@@ -15,7 +15,12 @@ import pytest
 import yaml
 from PIL import Image
 
-from dosapp.cli.console import describe_short_stream, describe_tiny_backbone, print_results
+from dosapp.cli.console import (
+    describe_no_learning,
+    describe_short_stream,
+    describe_tiny_backbone,
+    print_results,
+)
 from dosapp.errors import (
     BusyError,
     CorruptRecordError,
@@ -313,7 +318,8 @@ def test_no_message_or_page_installs_from_an_index() -> None:
 
 class TestNothingLearned:
     def test_a_run_that_stays_at_zero_shot_says_what_would_help(self, tmp_path) -> None:
-        printed = dosapp("run", *FLAGS, "--method", "spu", "--lr", "1e-9", "--out", tmp_path / "x")
+        flags = ("--data", "shapes-hard", "--method", "spu", "--lr", "1e-9")
+        printed = dosapp("run", *FLAGS, *flags, "--out", tmp_path / "x")
         assert "zero-shot" in printed.stdout
         assert "nothing was learned with learning rate 1e-09" in printed.stderr
         assert "Try 'dosapp tune'" in printed.stderr
@@ -328,6 +334,15 @@ class TestNothingLearned:
         flags = ("--method", "flyp", "--lr", "3e-4", "--epochs", "6", "--train-images", "20")
         printed = dosapp("run", *FLAGS, *flags, "--out", tmp_path / "x")
         assert "nothing was learned" not in printed.stderr
+
+
+@pytest.mark.parametrize(("zero_shot", "is_said"), [(50.0, True), (99.5, False)])
+def test_a_run_that_had_nothing_to_learn_says_nothing(zero_shot, is_said) -> None:
+    result = make_result("SPU", 0, zero_shot, 0.0, epochs=1, batch_size=8)
+    result.metrics["zero_shot_accuracy"] = zero_shot
+    note = describe_no_learning(result)
+    assert ("nothing was learned with learning rate 0.1, 1 epoch and" in note) is is_said
+    assert bool(note) is is_said
 
 
 def test_no_name_in_a_table_is_cut_and_a_note_is_printed_once(capsys) -> None:

@@ -73,7 +73,7 @@ def describe_no_learning(result: "Result") -> str:
     s, training = result.settings, result.training or result.settings
     if accuracy is None or zero_shot is None or s["method"] == "zero-shot":
         return ""
-    used = f"learning rate {training['lr']:g}, {training['epochs']} epochs"
+    used = f"learning rate {training['lr']:g}, {plural(training['epochs'], 'epoch')}"
     if accuracy <= zero_shot - NO_LEARNING:
         return (
             f"{result.label} has {accuracy:.1f} %, less than its zero-shot accuracy of "
@@ -82,6 +82,8 @@ def describe_no_learning(result: "Result") -> str:
         )
     # A run that has forgotten all it had learned knew each task better when it was new.
     if accuracy - zero_shot >= NO_LEARNING or (learned or 0.0) - accuracy >= FORGOTTEN:
+        return ""
+    if zero_shot > 100 - NO_LEARNING:  # there was nothing left to learn
         return ""
     return (
         f"{result.label} has {accuracy:.1f} %, its zero-shot accuracy: nothing was learned with "
