@@ -8,6 +8,7 @@ import torch
 
 from dosapp.errors import CorruptRecordError, StorageError
 from dosapp.learner.learner import Learner
+from dosapp.service.server import describe_learner
 from dosapp.service.service import LearningService, open_service
 from dosapp.service.settings import ServiceSettings
 from support.faults import failing_call
@@ -34,6 +35,19 @@ def test_temporary_files_of_a_killed_writer_are_removed(folder) -> None:
         path.write_text("half")
     with open_service(folder, SETTINGS):
         assert not [path for path in left if path.exists()]
+
+
+def test_the_start_says_what_is_served_and_why_it_does_not_adapt(folder) -> None:
+    with open_service(folder, ServiceSettings(threads=1)) as service:
+        first, reason = describe_learner(service, folder).split("\n")
+        assert first == f"{folder}: version 1, {len(service.classes)} classes"
+        assert reason.startswith("adaptation is off: the canary has no image of")
+        with open_service(folder, SETTINGS, follow=True) as replica:
+            assert describe_learner(replica, folder).startswith(f"a replica of {folder}: version")
+    with open_service(folder, ServiceSettings(threads=1, require_canary=False)) as service:
+        assert describe_learner(service, folder) == first
+        service.freeze("alice")
+        assert describe_learner(service, folder).split("\n")[1].startswith("frozen by alice")
 
 
 def test_a_deleted_lock_does_not_lead_to_two_writers(folder) -> None:

@@ -16,7 +16,7 @@ from dosapp.learner.learner import Learner
 from dosapp.runtime.extras import missing_extra
 from dosapp.runtime.plural import plural
 from dosapp.service.log_config import configure_logging
-from dosapp.service.service import open_service
+from dosapp.service.service import Service, open_service
 from dosapp.service.settings import ServiceSettings, check_learner, is_loopback
 from dosapp.service.tokens import Tokens
 from dosapp.settings import LearnerSettings, RunSettings
@@ -91,8 +91,7 @@ def serve(
         configure_logging(settings)
         sys.setswitchinterval(SWITCH_INTERVAL)
         with open_service(folder, settings, follow=follow, canary=canary) as service:
-            kind = "a replica of " if follow else ""
-            on_ready(f"{kind}{folder}: version {service.version}, {len(service.classes)} classes")
+            on_ready(describe_learner(service, folder))
             on_ready(describe_access(url, folder, tokens, may_add=not follow))
             with contextlib.suppress(KeyboardInterrupt):
                 uvicorn.Server(make_config(build_app(service), settings)).run([listener])
@@ -136,6 +135,22 @@ def page_url(host: str, port: int) -> str:
     """
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def describe_learner(service: Service, folder: Path) -> str:
+    """Say what is served, and why it does not adapt to its stream if something stops that.
+
+    Args:
+        service: The service.
+        folder: Of the learner.
+    """
+    status = service.status()
+    kind = "" if status["writes"] else "a replica of "
+    classes = plural(status["classes"], "class")
+    lines = [f"{kind}{folder}: version {status['version']}, {classes}"]
+    return "\n".join(
+        lines + [status[key] for key in ("adaptation_off", "frozen") if status.get(key)]
+    )
 
 
 def describe_access(url: str, folder: Path, tokens: Tokens | None, may_add: bool = True) -> str:
