@@ -28,7 +28,14 @@ def read_terminal(**environment: str) -> str:
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", TRAINING],
         stderr=program_end,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "120", **environment},
+        # Commands that tests ran in this process have set the variable.
+        env={
+            **os.environ,
+            "DOSAPP_NO_PROGRESS": "",
+            "TERM": "xterm",
+            "COLUMNS": "120",
+            **environment,
+        },
     )
     os.close(program_end)
     written = b""

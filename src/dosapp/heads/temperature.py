@@ -22,8 +22,8 @@ class Temperature:
         1.0
         >>> logits = torch.tensor([[8.0, 0.0], [8.0, 0.0], [8.0, 0.0], [8.0, 0.0]])
         >>> temperature.add(logits, torch.tensor([0, 0, 0, 1]))  # three of four are right
-        >>> round((logits / temperature.value).softmax(dim=1)[0, 0].item(), 2)
-        0.75
+        >>> 0.7 < (logits / temperature.value).softmax(dim=1)[0, 0].item() < 0.8
+        True
     """
 
     losses: Tensor = field(default_factory=lambda: torch.zeros_like(TEMPERATURES))
