@@ -186,7 +186,8 @@ class Writer:
         now = time.monotonic()
         with self._condition:
             for image, p in zip(pixels, predictions, strict=True):
-                sample = StreamSample(image, p.label, p.score, now, caller)
+                # A view would keep the images of its whole request in memory.
+                sample = StreamSample(image.clone(), p.label, p.score, now, caller)
                 self.signals.skipped += self._stream.put(sample)
             self._condition.notify()
 
@@ -556,8 +557,9 @@ class Writer:
     def _find_responsible(self) -> list[str]:
         """Find the callers whose images of the interval, learned from alone, are refused too.
 
-        A share says little: half of a step may be a flood's, or that of the one honest caller. And
-        no caller can make another's images be refused that would pass alone.
+        A share says little: half of a step may be a flood's, or that of the one honest caller. The
+        trial begins at the last good version, which others have moved: an honest caller can be
+        found here, too (docs/reliability.md, open findings).
         """
         by_caller: dict[str, list[Tensor]] = {}
         for sample in self._unchecked_samples:
