@@ -14,7 +14,8 @@ TEMPERATURES = torch.logspace(0, 1.5, 31, dtype=torch.float64)
 class Temperature:
     """Held-out cross-entropy at each of `TEMPERATURES`, summed over all sessions.
 
-    Sums make the order of sessions irrelevant, and need no features of earlier ones.
+    Sums need no features of earlier sessions. Each session is scored among the classes known then,
+    so their order matters a little; the predicted classes do not depend on it.
 
     Example:
         >>> temperature = Temperature()

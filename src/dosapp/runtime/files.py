@@ -335,7 +335,7 @@ def lock_folder(folder: Path, wait: bool = False) -> Iterator[FolderLock]:
 
 @contextmanager
 def take_turn(folder: Path) -> Iterator[None]:
-    """Wait until no other process changes a small file of a folder, whoever holds its write lock.
+    """Wait until no other process changes a small file of a folder; its write lock may be held.
 
     The folder itself is locked. Where the system cannot do that, there is no turn to wait for.
     """

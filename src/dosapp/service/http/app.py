@@ -50,7 +50,7 @@ STATUS_CODES: dict[type[DosappError], int] = {
 HEADERS = {429: {"Retry-After": "1"}}
 CLOSED_BY_CLIENT = 499  # in log and metrics, when there was nothing to answer
 TOO_SLOW = 408
-PROBES = ("/health", "/ready")  # answered at once, whoever asks
+PROBES = ("/health", "/ready")  # answered at once, with or without a token
 ERROR_CODES = (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 500, 503, 507)
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",  # pages have their own
