@@ -321,6 +321,11 @@ class History:
                 break
         return versions
 
+    def latest(self) -> Version | None:
+        """The version that the next one will follow: the newest that can be read, if any."""
+        number = self._at_head().number
+        return self._describe(number) if number else None
+
     def version(self, number: int) -> Version:
         """The description of one version."""
         self._check_number(number)

@@ -15,6 +15,7 @@ from dosapp.history.history import History
 from dosapp.history.record import State
 from dosapp.methods.registry import rename_options
 from dosapp.runtime.files import ensure_dir, lock_folder, read_json, refuse_links, write_json
+from dosapp.runtime.plural import plural
 from dosapp.settings import LearnerSettings
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class LearnerDescription:
     """`learner.json`: what must be known before any tensor is read."""
 
     settings: Mapping[str, Any]
-    fingerprint: str  # of the backbone before any training
+    fingerprint: str  # of the pretrained backbone
     stores_images: bool = False
 
     @classmethod
@@ -70,7 +71,7 @@ class LearnerDescription:
         return LearnerSettings.parse({**self.settings, "device": device}, str(folder))
 
     def pretrained(self, backbone: Backbone | str | None = None) -> PretrainedBackbone:
-        """The backbone before any training; its fingerprint is checked when it is loaded.
+        """The pretrained backbone; its fingerprint is checked when it is loaded.
 
         Args:
             backbone: A loaded one, or another name or folder than the learner was created with.
@@ -119,6 +120,8 @@ def check_folder(learner: "Learner", folder: Path) -> None:
             raise InputError(
                 f"'{folder}' holds a learner with other settings ({listed}); save elsewhere"
             )
+    elif folder.exists() and not folder.is_dir():
+        raise InputError(f"'{folder}' is a file; give a folder to save to")
     elif folder.exists() and any(path.name[0] != "." for path in folder.iterdir()):
         raise InputError(f"'{folder}' is not empty and holds no learner; save elsewhere")
 
@@ -153,6 +156,13 @@ def save_learner(learner: "Learner", folder: Path, reason: str) -> None:
         write_description(learner, folder)
         history = learner.history(folder)
         history.begin_writing(lock)
+        latest = history.latest()
+        stored = latest.facts["sessions"] if latest else 0
+        if stored > learner.sessions:
+            raise InputError(
+                f"'{folder}' holds a learner after {plural(stored, 'session')}, and this one has "
+                f"had {learner.sessions}; continue that one (Learner.load), or save elsewhere"
+            )
         history.append(learner.state(), learner.working_state(), reason)
 
 
