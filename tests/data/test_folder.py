@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from dosapp.data.files import decode_zip_name, list_files
+from dosapp.data.files import FileRef, decode_zip_name, list_files, open_image
 from dosapp.data.folder import load_folder, read_task_groups
 from dosapp.data.registry import load_dataset
 from dosapp.errors import InputError
@@ -85,6 +85,33 @@ class TestTars:
                 with path.open("rb") as file:
                     archive.addfile(entry, file)
         assert load_folder(tmp_path / "pets.tar").classes == ("cat", "dog")
+
+    @pytest.mark.parametrize("links", [[], ["cat/0.png"]])
+    def test_a_member_of_negative_size_is_refused(self, tmp_path: Path, links) -> None:
+        """`tarfile` would read the first member again and again."""
+        path = tmp_path / "pets.tar"
+        with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+            archive.addfile(tarfile.TarInfo("cat/0.png"))
+            for target in links:  # a link makes `tarfile` read the whole archive
+                entry = tarfile.TarInfo("cat/1.png")
+                entry.type, entry.linkname = tarfile.LNKTYPE, target
+                archive.addfile(entry)
+            entry = tarfile.TarInfo("cat/2.png")
+            entry.size = -1024
+            archive.addfile(entry)
+        with pytest.raises(InputError, match=r"\('cat/2.png' has a negative size\)"):
+            list_files(path)
+
+    def test_a_malformed_header_is_not_the_end(self, tmp_path: Path) -> None:
+        path = tmp_path / "pets.tar"
+        with tarfile.open(path, "w") as archive:
+            for n in range(3):
+                archive.addfile(tarfile.TarInfo(f"cat/{n}.png"))
+        data = bytearray(path.read_bytes())
+        data[512] ^= 1  # the second name no longer fits its checksum
+        path.write_bytes(data)
+        with pytest.raises(InputError, match="the header at byte 512 is malformed"):
+            list_files(path)
 
 
 class TestCSV:
@@ -189,6 +216,16 @@ class TestBadFolders:
                 for split in (data.train, data.test)
                 for row in range(len(split.labels))
             ]
+
+    def test_only_usual_formats_are_opened_whatever_the_name(self, tmp_path, monkeypatch) -> None:
+        """To read an EPS file, Pillow would start Ghostscript."""
+        started: list[object] = []
+        monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: started.append(1))
+        path = tmp_path / "0.png"
+        Image.new("RGB", (8, 8)).save(path, "EPS")
+        with pytest.raises(InputError, match=r"0\.png' cannot be read \(it is not in the format"):
+            open_image(FileRef(path))
+        assert not started
 
     def test_a_class_in_only_one_split(self, tmp_path: Path) -> None:
         write_images(tmp_path / "train" / "cat", 2)

@@ -25,7 +25,7 @@ def photos(tmp_path_factory) -> Path:
 
 
 def test_what_was_found_as_json(photos) -> None:
-    found = json.loads(dosapp("data", "inspect", photos, "--json").stdout)
+    found = json.loads(dosapp("data", "inspect", photos, "--json", code=1).stdout)
     assert found["classes"]["wug"] == {"train": 6, "test": 2}
     assert found["classes"]["big dax"] == {"train": 6, "test": 2}
     assert found["shorter_side"] == {"min": 32, "median": 32, "max": 64}
@@ -42,7 +42,9 @@ def test_what_was_found_as_json(photos) -> None:
 
 
 def test_in_words_with_a_contact_sheet(photos, tmp_path) -> None:
-    printed = dosapp("data", "inspect", photos, "--sheet", tmp_path / "sheet.png").stdout
+    inspected = dosapp("data", "inspect", photos, "--sheet", tmp_path / "sheet.png", code=1)
+    assert "1 image cannot be read" in inspected.stderr
+    printed = inspected.stdout
     assert "61 images in 8 classes; shorter side 32 to 64 pixels, median 32" in printed
     assert "across train and test: 1 group\n" in printed
     assert "broken: image" in printed

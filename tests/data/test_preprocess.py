@@ -1,6 +1,7 @@
 """Decoded pixels against known ones: orientation, bit depth, transparency, in every way in."""
 
 import io
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -52,7 +53,7 @@ def encode(image: Image.Image) -> bytes:
 def decode_all(data: bytes) -> list[torch.Tensor]:
     """The pixels as the service, the command line and Python see them."""
     upload = UploadDecoder(PREPROCESS, ServiceSettings()).decode_image(data)
-    file = PREPROCESS(decode_image(lambda: Image.open(io.BytesIO(data)), "x.png"))
+    file = PREPROCESS(decode_image(lambda: data, "x.png"))
     return [upload, file, stack_images([Image.open(io.BytesIO(data))], PREPROCESS)[0]]
 
 
@@ -100,3 +101,37 @@ def test_a_plain_image_is_not_copied() -> None:
     image = four_corners()
     assert to_rgb(image) is image
     assert to_rgb(image.convert("L")).mode == "RGB"
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+def test_sixteen_bits_are_converted_in_little_memory(dtype) -> None:
+    """Whole images of floats would take 24 bytes per pixel; a strip takes a few megabytes."""
+    values = np.random.default_rng(0).integers(0, 65536, (1500, 2000)).astype(dtype)
+    image = Image.fromarray(values)
+    tracemalloc.start()
+    try:
+        converted = to_rgb(image)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 5 * values.size
+    assert np.array_equal(np.asarray(converted)[..., 1], (values / 257).round())
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "F", "I", "YCbCr"])
+def test_strips_are_the_whole_image(mode, monkeypatch) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (31, 17, 4), dtype=np.uint8)
+    image = Image.fromarray(noise).convert("RGB" if mode not in ("LA", "RGBA") else mode)
+    image = image.convert(mode)
+    whole = to_rgb(image)
+    monkeypatch.setattr("dosapp.data.decoding.STRIP_PIXELS", 50)
+    assert to_rgb(image).tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("resample", range(6))
+@pytest.mark.parametrize("size", [{"shortest_edge": 20}, {"width": 40, "height": 8}])
+def test_grey_images_are_resized_as_rgb(dtype, resample, size) -> None:
+    values = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (31, 17)).astype(dtype)
+    image, preprocess = Image.fromarray(values), Preprocess(20, size, resample)
+    assert torch.equal(preprocess(image), preprocess(to_rgb(image)))

@@ -128,13 +128,18 @@ class Dataset(Generic[I_co]):
 
 
 def check_class_names(names: Sequence[str], where: str) -> None:
-    """Raise an `InputError` if there are no class names, or an empty or repeated one."""
+    """Raise an `InputError` if there are no names, or one is empty, repeated or unprintable."""
     if not names:
         raise InputError(f"{where} has no classes; give a folder with one folder for each class")
     seen: set[str] = set()
     for name in names:
         if not name.strip():
             raise InputError(f"{where} has an empty class name; give every class a name")
+        if not name.isprintable():
+            raise InputError(
+                f"{where} has the class name {name!r}, which cannot be printed; remove line breaks "
+                "and control characters"
+            )
         if name in seen:
             raise InputError(f"{where} names the class '{name}' twice; class names must differ")
         seen.add(name)

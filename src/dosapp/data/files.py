@@ -1,7 +1,6 @@
 """Images on disk: files in folders, members of tar and zip archives, which are never unpacked."""
 
 import hashlib
-import io
 import os
 import tarfile
 import warnings
@@ -181,17 +180,39 @@ def decode_zip_name(member: zipfile.ZipInfo) -> str:
         return member.filename
 
 
+class CheckedTar(tarfile.TarFile):
+    """A tar archive whose members follow each other up to its end.
+
+    `tarfile` goes back by a negative size, for ever, and takes a malformed header for the end.
+    """
+
+    def next(self) -> tarfile.TarInfo | None:
+        """Return the next member, None at the end.
+
+        Raises:
+            ReadError: The member has a negative size, or a malformed header.
+        """
+        entry = super().next()
+        if entry is not None and entry.size < 0:
+            raise tarfile.ReadError(f"'{entry.name}' has a negative size")
+        if entry is None and self.fileobj is not None:
+            self.fileobj.seek(self.offset)
+            if self.fileobj.read(tarfile.BLOCKSIZE).strip(b"\0"):
+                raise tarfile.ReadError(f"the header at byte {self.offset:,} is malformed")
+        return entry
+
+
 def _list_tar(path: Path) -> dict[str, FileRef]:
     found = {}
     try:
-        with tarfile.open(path, "r:") as archive:  # uncompressed: members have an offset
+        with CheckedTar.open(path, "r:") as archive:  # uncompressed: members have an offset
             for entry in archive:
                 name = entry.name.removeprefix("./").lstrip("/")
                 # A hard link is a second name of an earlier member.
                 file = archive.getmember(entry.linkname) if entry.islnk() else entry
                 if file.isreg() and file.sparse is None:
                     found[name] = FileRef(path, name, file.offset_data, file.size)
-    except (tarfile.TarError, OSError, KeyError) as error:
+    except (tarfile.TarError, OSError, LookupError, ValueError, RecursionError) as error:
         raise InputError(
             f"'{path}' is not an uncompressed tar archive ({error}); if it is compressed, unpack "
             "it and give the folder"
@@ -246,4 +267,4 @@ def _unreadable(file: FileRef, error: OSError) -> InputError:
 
 def open_image(file: FileRef) -> Image.Image:
     """Decode an image file as RGB."""
-    return decode_image(lambda: Image.open(io.BytesIO(file.read())), file)
+    return decode_image(file.read, file)

@@ -13,7 +13,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dosapp.data.decoding import to_rgb
+from dosapp.data.decoding import band_names, convert, is_plain, to_eight_bits
+
+LARGE = 1_000_000  # pixels
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,13 @@ class Preprocess:
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Prepare one image: `uint8 [3, image_size, image_size]`."""
-        image = to_rgb(image)
+        if is_plain(image) or image.width * image.height <= LARGE:
+            return self._prepare(to_eight_bits(image))
+        # Band by band: a second copy of a large image would take as much memory as the first.
+        bands = [self._prepare(convert(image, band))[:1] for band in band_names(image)]
+        return torch.cat(bands * (3 // len(bands)))
+
+    def _prepare(self, image: Image.Image) -> Tensor:
         if "shortest_edge" in self.size:
             shortest = self.size["shortest_edge"]
             ratio = shortest / min(image.size)
@@ -46,7 +54,7 @@ class Preprocess:
         image = image.resize((width, height), Image.Resampling(self.resample))
         crop = self.image_size
         left, top = (width - crop) // 2, (height - crop) // 2
-        image = image.crop((left, top, left + crop, top + crop))
+        image = image.crop((left, top, left + crop, top + crop)).convert("RGB")
         data = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
         return data.view(crop, crop, 3).permute(2, 0, 1).contiguous()
 

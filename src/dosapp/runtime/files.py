@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from dosapp.errors import BusyError, CorruptRecordError, InputError, StorageErro
 
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}")  # names of files that are being written
 CHUNK = 1 << 24  # bytes of one read or write
+TURN_WAIT = 10.0  # seconds
+TURN_FILE = ".tokens.lock"
 
 # Reading
 
@@ -337,13 +340,30 @@ def lock_folder(folder: Path, wait: bool = False) -> Iterator[FolderLock]:
 def take_turn(folder: Path) -> Iterator[None]:
     """Wait until no other process changes a small file of a folder; its write lock may be held.
 
-    The folder itself is locked. Where the system cannot do that, there is no turn to wait for.
+    A file of the owner's is locked: the folder itself can be locked by all who may read it. Where
+    the system cannot do that, there is no turn to wait for.
+
+    Raises:
+        BusyError: Another process has had its turn for seconds.
     """
-    descriptor = -1
+    descriptor, deadline = -1, time.monotonic() + TURN_WAIT
     try:
         with suppress(OSError):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(folder / TURN_FILE, flags, 0o600)
+        while descriptor >= 0:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise BusyError(
+                        f"another process has kept '{folder / TURN_FILE}' locked for "
+                        f"{TURN_WAIT:g} seconds; end it"
+                    ) from error
+                time.sleep(0.01)
+            except OSError:
+                break
         yield
     finally:
         if descriptor >= 0:
@@ -354,7 +374,9 @@ def _acquire_lock(folder: Path, wait: bool) -> FolderLock:
     path, flags = folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
         try:
-            lock = FolderLock(path, os.open(path, flags, 0o666))
+            lock = FolderLock(
+                path, os.open(path, flags, 0o600)
+            )  # who cannot open it cannot lock it
         except OSError as error:
             is_link = error.errno == errno.ELOOP
             raise storage_error(path if is_link else folder, error) from error
@@ -364,7 +386,8 @@ def _acquire_lock(folder: Path, wait: bool) -> FolderLock:
             is_held = lock.is_in_place()  # otherwise it was replaced before it was locked
         except BlockingIOError as error:
             raise BusyError(
-                f"'{folder}' is being written by another process; wait for it, or choose another"
+                f"'{folder}' is being written by another process; wait for it, stop it, or choose "
+                "another folder"
             ) from error
         except OSError as error:
             raise storage_error(folder, error) from error
