@@ -6,6 +6,7 @@ from torch import Tensor
 
 from dosapp import METHODS, AdaptResult, Method, Student, method_dataclass
 from dosapp.backbones.wrappers import BackboneWrapper
+from dosapp.errors import InputError
 from dosapp.testing import METHOD_CHECKS, check_method
 from dosapp.testing.method_checks import (
     check_deterministic,
@@ -158,6 +159,28 @@ def test_a_sound_method_passes_and_is_not_registered() -> None:
     registered = dict(METHODS)
     check_method(Adapter, {"decay": 0.5}, buffer_size=6)
     assert registered == METHODS
+
+
+class Undeclared(Method):
+    phase = "labelled"
+    strength: float = 1.0
+
+
+class Misspelt(Method):
+    phase = "unlabeled"
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (Undeclared, "lacks @method_dataclass, so 'strength' is no hyper-parameter"),
+        (Misspelt, "the phase of Misspelt is 'unlabeled'; give one of 'labelled', 'unlabelled'"),
+        (5, "5 is no method"),
+    ],
+)
+def test_a_wrong_declaration_is_one_sentence(method, message) -> None:
+    with pytest.raises(InputError, match=message):
+        check_method(method)
 
 
 def test_a_broken_method_fails_and_is_not_registered() -> None:

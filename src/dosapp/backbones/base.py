@@ -85,7 +85,7 @@ class Backbone(Protocol):
 
     @property
     def logit_scale(self) -> Tensor:
-        """The factor on cosines before a softmax."""
+        """The factor on cosines before a softmax: exp of CLIP's parameter."""
 
     @property
     def preprocess(self) -> Preprocess:

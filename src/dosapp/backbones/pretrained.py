@@ -1,4 +1,4 @@
-"""The backbone before any training, loaded when it is first needed.
+"""The pretrained backbone, before the first session, loaded when it is first needed.
 
 Learners at several versions and their histories share one.
 """

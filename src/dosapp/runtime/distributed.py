@@ -70,7 +70,7 @@ def gather_objects(value: Any) -> list[Any]:
     return values
 
 
-def encode_sharded(encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
+def encode_in_parallel(encode: Callable[[Any], Tensor], rows: Any) -> Tensor:
     """`encode(rows)`, of which each process computes a part; all of it if there are too few."""
     if len(rows) < world_size():
         return encode(rows)

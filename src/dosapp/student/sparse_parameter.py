@@ -29,7 +29,7 @@ def union_indices(first: Tensor | None, second: Tensor | None) -> Tensor | None:
 
 
 def none_if_dense(indices: Tensor | None, numel: int) -> Tensor | None:
-    """The indices, or None from a quarter of all entries on: then a dense pass costs no more."""
+    """The indices; None above a quarter of all entries, where a dense pass costs no more."""
     return indices if indices is not None and len(indices) <= numel // 4 else None
 
 

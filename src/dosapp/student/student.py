@@ -1,9 +1,10 @@
 """The student: a backbone with classes, and the only object through which weights change.
 
-A method says which weights train (`set_trainable`) and what the loss is (`step`); it never writes a
-weight. Shared copies of the student (teachers, and models as they were before a session) are
-created, updated and restored here too. Equations are those of the paper (docs/paper-notes.md).
-An expert is any model that predicts: the student's backbone, a teacher, or an ensemble of both.
+A method says which weights train (`set_trainable`) and what the loss is (`step`). It never writes a
+weight itself: values that are no optimizer step, such as averages, go through `assign`. Shared
+copies of the student (teachers, and models as they were before a session) are created, updated and
+restored here too. Equations are those of the paper (docs/paper-notes.md). An expert is any model
+that predicts: the student's backbone, a teacher, an ensemble of both, or one of these with a head.
 """
 
 import weakref
@@ -70,17 +71,19 @@ class Student:
         # Class statistics that predict instead of captions, for methods that label the stream with
         # them. Where a learner has some, it sets them before every stream step.
         self.head: Head | None = None
+        self.frozen: Backbone | None = None  # whose features that head scores, too
         self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
         self.selection = Selection()  # the weights that train now
-        # The selection of the labelled phase, until the stream begins; then the stream's.
+        # What the session selected. While a stage after the epochs trains, `selection` is the
+        # stage's; `begin_stream` of a method starts from this one, and then both are the same.
         self.session_selection = Selection()
         self.stream_skew = 0.0  # class skew of the stream in [0, 1]; at 1 teachers follow slowest
         self.steps = 0  # optimizer steps so far
         self.all_class_negatives = all_class_negatives
-        # Whether `assign` replaced the weights since the last step, as ZSCL's average does: then a
-        # teacher is synchronised at the end of the session instead of averaged.
+        # Whether `assign` replaced weights since the last step (an average, merging, restoration):
+        # a teacher is then synchronised at the end of the session instead of averaged.
         self.weights_assigned = False
-        self.ever_selected: set[str] = set()  # names of weights of any session: what is saved
+        self.ever_selected: set[str] = set()  # in any session, stage or stream: saved weights
         # By name, of the current selection. `values` are the selected entries of a weight; a hook
         # gathers their gradient in the backward pass.
         self.trainable: dict[str, SparseParameter] = {}
@@ -90,8 +93,8 @@ class Student:
             device, init_scale=INITIAL_LOSS_SCALE, enabled=loss_scaling
         )
         self._copies: weakref.WeakSet[Backbone] = weakref.WeakSet()
-        # Entries in which a copy can differ from the student: flat indices, or None for all (also
-        # if they are more than a quarter: then a dense pass costs no more).
+        # By weight: flat indices of the entries in which a copy can differ from the student. None:
+        # all of them (also above a quarter: then a dense pass costs no more). No key: none.
         self.differing_indices: dict[str, Tensor | None] = {}
         for weight in backbone.weights().values():
             weight.requires_grad_(False)
@@ -111,24 +114,27 @@ class Student:
         """Features `[C, D]` of the training caption of every class."""
         return (expert or self.backbone).encode_text(self.text_head.captions())
 
-    def score_with_head(self, features: Tensor, text_features: Tensor) -> Tensor:
+    def score_with_head(self, pixels: Pixels, features: Tensor, text_features: Tensor) -> Tensor:
         """Score image features by the head, or by cosines with captions if there is none.
 
         Args:
-            features: Of images `[B, D]`.
+            pixels: Images, or what the trunk made of them.
+            features: Of these images `[B, D]`.
             text_features: Of one caption per class `[C, D]`.
 
         Returns:
-            Scores `[B, C]`.
+            The head's logits `[B, C]`, or unscaled cosines.
         """
         if self.head is not None:
+            if self.frozen is not None:
+                features = torch.cat([features, self.frozen.encode_image(pixels)], dim=1)
             return self.head.score(features, text_features)
         return features @ text_features.T
 
     def encode_shared_trunk(self, pixels: Tensor, copy: Backbone) -> tuple[Pixels, Captions]:
         """Run a batch and all captions through the trunk once, for the student and a copy.
 
-        The trunk is everything before the first MLP layer, the first weight that can differ.
+        The trunk is everything before the first MLP layer, the first weight that DoSAPP trains.
 
         Args:
             pixels: Images `[B, 3, H, W]` in [0, 1].
@@ -136,7 +142,7 @@ class Student:
 
         Returns:
             Outputs of the trunk, which `encode_image` and `encode_text` of both models accept; the
-            images and captions themselves if the trunks differ.
+            images and captions themselves if the trunks differ or sharing does not pay.
         """
         captions = self.text_head.captions()
         trunk, other = self.backbone.trunk_weights(), copy.trunk_weights()
@@ -182,11 +188,14 @@ class Student:
         return clip_loss(images, texts, self.backbone.logit_scale, negatives)
 
     def score_images(self, pixels: Tensor, expert: Expert | None = None) -> Tensor:
-        """Unscaled cosines of images with the training captions, or a head's scores.
+        """Unscaled cosines of images with the training captions, or the scores of an expert's head.
+
+        For losses: predictions use the evaluation prompts (`Learner.score_images`).
 
         Args:
             pixels: Images `[B, 3, H, W]` in [0, 1].
-            expert: The model that encodes and scores, if not the student.
+            expert: The model that encodes and scores, if not the student; a `HeadExpert` has a head
+                of its own. `self.head` is not used here.
 
         Returns:
             Scores `[B, C]`.
@@ -301,7 +310,7 @@ class Student:
             }
             for name, state in self._optimizer_moments().items()
         }
-        was_same = self.session_selection is self.selection  # and stays the same object
+        was_same = self.session_selection is self.selection  # then it gets this mask, too
         self.set_trainable(replace(self.selection, mask={**(self.selection.mask or {}), **mask}))
         if was_same:
             self.session_selection = self.selection
@@ -373,10 +382,11 @@ class Student:
 
     @torch.no_grad()
     def assign(self, values: Mapping[str, Tensor], mask: Mask | None = None) -> None:
-        """Set weights.
+        """Set weights in place, to values that are no optimizer step: averages, restored entries.
 
         Args:
-            values: By name.
+            values: By name, of weights that were selected before: one that a copy still shares
+                would change in the copy, too.
             mask: Set only entries that are True; it must lie inside the selection.
         """
         weights = self.backbone.weights()
@@ -402,7 +412,7 @@ class Student:
 
         Args:
             copy: A shared copy.
-            values: By name.
+            values: By name, of weights that the copy does not share.
         """
         weights = copy.weights()
         for name, value in values.items():
@@ -433,7 +443,10 @@ class Student:
         teacher.revision += 1
 
     def find_differences(self) -> None:
-        """Compare copies with the student entry by entry, after both were restored."""
+        """Compare copies with the student entry by entry, after both were restored.
+
+        Only in weights that train now: `assign` has set the others to None, all entries.
+        """
         weights = self.backbone.weights()
         for name, parameter in self.trainable.items():
             weight = weights[name]

@@ -9,7 +9,7 @@ from dosapp.backbones.wrappers import BackboneWrapper
 from dosapp.runtime import distributed
 
 
-class ShardedBackbone(BackboneWrapper):
+class DataParallelBackbone(BackboneWrapper):
     """Every process encodes a part of the rows and gets the features of all."""
 
     def __init__(self, inner: Backbone) -> None:
@@ -18,10 +18,10 @@ class ShardedBackbone(BackboneWrapper):
     def pool_image(self, pixels: Pixels, hooks: TowerHooks | None = None) -> Tensor:
         if hooks is not None:  # hooks are made for the whole batch
             return self.inner.pool_image(pixels, hooks)
-        return distributed.encode_sharded(self.inner.pool_image, pixels)
+        return distributed.encode_in_parallel(self.inner.pool_image, pixels)
 
     def encode_text(self, captions: Captions) -> Tensor:
-        return distributed.encode_sharded(self.inner.encode_text, captions)
+        return distributed.encode_in_parallel(self.inner.encode_text, captions)
 
     def encode_image_trunk(self, pixels: Tensor) -> Tensor:
         return pixels  # each process runs the trunk for its own rows
