@@ -19,7 +19,7 @@ from dosapp.drills.service_process import encode_test_images, zip_session
 from dosapp.service.http.app import build_app
 from support.services import save_trained_learner
 
-pytestmark = pytest.mark.filterwarnings("ignore:the session has", "ignore:a session of")
+pytestmark = pytest.mark.filterwarnings("ignore:the session has")
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ class TestCorrections:
             assert answer.status_code == 400
             assert answer.json()["error"] == (
                 f"there is no class '{known[:-1]}'; did you mean '{known}'? Otherwise confirm a "
-                "new class with new_class=true"
+                "new class with new_class=true (on the command line --new-class)"
             )
             assert client.get("/status").json()["corrections"] == 0
             confirmed = client.post("/correct", json={**body, "new_class": True})
@@ -151,5 +151,5 @@ class TestCanary:
         assert guard.check_session(gaps(18), gaps(16)) is None
         assert guard.check_session(gaps(18), gaps(15)) == (
             "on earlier classes the canary fell from 90.0 to 75.0 %; train with a smaller lr, "
-            "fewer epochs or more images, or allow more (the setting session_drop)"
+            "fewer epochs or more images, or allow more (--session-drop)"
         )

@@ -73,11 +73,31 @@ class TestRealErrors:
     def test_invalid_input_is_a_400(self, client) -> None:
         check(client.post("/rollback", json={"version": 99}), 400, "has no version 99")
 
+    def test_an_unknown_parameter_is_a_400(self, client, saved_learner) -> None:
+        """`?lern=false` must not let the service adapt to the image all the same."""
+        (image, *_) = encode_test_images(saved_learner[1])
+        headers = {"Content-Type": "image/png"}
+        answer = client.post("/predict?lern=false", content=image, headers=headers)
+        check(answer, 400, "unknown parameter 'lern'; did you mean 'learn'?")
+        check(client.post("/freeze?now=1"), 400, "unknown parameter 'now'; this route has none")
+
+    def test_zero_epochs_are_not_left_out_by_the_client(self, folder) -> None:
+        images = {"fox": [np.zeros((32, 32, 3), dtype=np.uint8)]}
+        with (
+            open_service(folder, OPEN) as service,
+            serve_at_port(service) as url,
+            Client(url) as client,
+            pytest.raises(InputError, match="epochs"),
+        ):
+            client.learn(images, epochs=0)
+
     def test_too_large_input_is_a_413(self, client, saved_learner) -> None:
         images = encode_test_images(saved_learner[1])[:2]
         files = [("images", (f"{n}.png", data)) for n, data in enumerate(images)]
         check(
-            client.post("/predict", files=files), 413, "the request has too many images; at most 1"
+            client.post("/predict", files=files),
+            413,
+            "the form has more than 1 file, which is the limit",
         )
 
     def test_a_busy_service_is_a_429(self, service, client, saved_learner) -> None:

@@ -9,19 +9,22 @@ import struct
 import zlib
 
 import pytest
+import torch
 from PIL import Image
 
-from dosapp.drills.service_process import encode_test_images
+from dosapp.drills.service_process import encode_png, encode_test_images
 from dosapp.service.service import open_service
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
 from dosapp.service.uploads import read_webp_size
 
 pytest.importorskip("fastapi")
+import h11
 from starlette.testclient import TestClient
 
 from dosapp.service.http.app import build_app
-from dosapp.service.http.connections import MAX_HEADERS
+from dosapp.service.http.connections import CHUNKS_AT_ONCE, MAX_HEADERS, SMALL_CHUNK
+from dosapp.service.http.limits import Pacer
 from dosapp.service.http.requests import InMemoryParser
 from support.services import serve_at_port
 
@@ -150,18 +153,91 @@ class TestBodies:
         )
         answer = client.post("/predict", files=[("images", ("x.png", b"x"))] * 2000)
         assert answer.status_code == 413
-        assert "at most 8 are accepted" in answer.json()["error"]
+        assert "more than 8 files, which is the limit" in answer.json()["error"]
         assert len(parsed) < 500  # the rest of the piece in which the limit was reached
+
+    def test_a_form_has_a_limited_number_of_fields(self, client) -> None:
+        answer = client.post("/predict", data={f"a{n}": "b" for n in range(101)},
+                             files=[("images", ("x.png", b"x"))])  # fmt: skip
+        assert answer.status_code == 413
+        assert "more than 100 fields, which is the limit" in answer.json()["error"]
 
     @pytest.mark.parametrize("version", [True, "1", 1.0])
     def test_a_version_is_a_number(self, client, version) -> None:
         assert client.post("/rollback", json={"version": version}).status_code == 400
 
 
+def chunked(data: bytes, size: int) -> bytes:
+    """A body in chunks of a few bytes each, with its end."""
+    parts = (data[n : n + size] for n in range(0, len(data), size))
+    return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+class TestChunks:
+    def send(self, address, path: str, token: str, body: bytes) -> socket.socket:
+        connection = socket.create_connection(address, timeout=30)
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+            "Content-Type: image/png\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        connection.sendall(head.encode() + body)
+        return connection
+
+    def answer(self, connection: socket.socket) -> bytes:
+        with connection, connection.makefile("rb") as file:
+            return file.readline()
+
+    def test_small_ones_are_parsed_at_a_rate(self, folder, service, monkeypatch) -> None:
+        """Without a token too; other requests are answered meanwhile."""
+        parsed, next_event = [], h11.Connection.next_event
+
+        def count(connection):
+            event = next_event(connection)
+            if isinstance(event, h11.Data) and event.chunk_start:
+                parsed.append(event)
+            return event
+
+        monkeypatch.setattr(h11.Connection, "next_event", count)
+        monkeypatch.setattr("dosapp.service.http.limits.MAX_DELAY", 3600.0)
+        monkeypatch.setattr(
+            "dosapp.service.http.connections.Pacer", lambda rate, burst: Pacer(1e-6, 1)
+        )
+        token = Tokens(folder).add("me", "predict")
+        with serve_at_port(service) as url:
+            address = ("127.0.0.1", int(url.rpartition(":")[2].strip("/")))
+            hostile = [self.send(address, "/predict", "wrong", chunked(b"x" * 9999, 1))
+                       for _ in range(3)]  # fmt: skip
+            for connection in hostile:
+                assert b"401" in self.answer(connection)
+            image = encode_png(torch.zeros(3, 32, 32))
+            assert b"200" in self.answer(
+                self.send(address, "/predict", token, chunked(image, SMALL_CHUNK))
+            )
+        assert len(parsed) <= 5 * CHUNKS_AT_ONCE  # the first and the second turn wait for nothing
+
+    @pytest.mark.parametrize("size", [1, 100, 100_000])
+    def test_of_any_size_are_read(self, folder, service, scenario, size) -> None:
+        token, image = Tokens(folder).add("me", "predict"), encode_test_images(scenario)[0]
+        with serve_at_port(service) as url:
+            address = ("127.0.0.1", int(url.rpartition(":")[2].strip("/")))
+            body = chunked(image, size)
+            assert len(image) > 2 * CHUNKS_AT_ONCE
+            assert b"200" in self.answer(self.send(address, "/predict", token, body))
+
+    @pytest.mark.parametrize("lines", [b"a: b\r\n", b"a:\r\n" * 7000])
+    def test_lines_behind_the_last_one_are_refused(self, folder, service, lines) -> None:
+        token = Tokens(folder).add("me", "predict")
+        with serve_at_port(service) as url:
+            address = ("127.0.0.1", int(url.rpartition(":")[2].strip("/")))
+            image = encode_png(torch.zeros(3, 32, 32))
+            body = chunked(image, SMALL_CHUNK).removesuffix(b"\r\n") + lines + b"\r\n"
+            assert b"400" in self.answer(self.send(address, "/predict", token, body))
+
+
 class TestHeads:
     def test_a_long_query_is_refused(self, client) -> None:
-        assert client.get("/status?" + "a=b&" * 200).status_code == 200
-        assert client.get("/status?" + "a=b&" * 300).status_code == 400
+        assert client.get("/?" + "a=b&" * 200).status_code == 200
+        assert client.get("/?" + "a=b&" * 300).status_code == 400
 
     @pytest.mark.parametrize(("lines", "code"), [(MAX_HEADERS - 5, b"200"), (6000, b"400")])
     @pytest.mark.parametrize("first", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"])
@@ -179,8 +255,14 @@ class TestHeads:
 
 
 class TestPace:
+    def test_an_operator_waits_less_than_a_second_in_a_flood_of_probes(self, service) -> None:
+        limits = build_app(service).state.limits
+        waits = [limits.probes.delay("10.0.0.7", now=0.0) for _ in range(10_000)]
+        assert max(waits[:99]) == 0.0
+        assert 0.5 <= max(waits) < 0.9
+
     def test_refused_requests_and_pages_wait_and_others_do_not(self, folder, service) -> None:
-        keys: dict[str, list[str]] = {"reads": [], "refusals": []}
+        keys: dict[str, list[str]] = {"reads": [], "refusals": [], "probes": []}
 
         class Recorder:
             def __init__(self, name: str) -> None:
@@ -191,11 +273,12 @@ class TestPace:
                 return 0.0
 
         app = build_app(service)
-        app.state.limits.reads, app.state.limits.refusals = Recorder("reads"), Recorder("refusals")
+        for name in keys:
+            setattr(app.state.limits, name, Recorder(name))
         client = TestClient(app, "http://127.0.0.1", client=("10.0.0.7", 1))
         for path in ("/health", "/ready", "/", "/openapi.json", "/status", "/nowhere"):
             client.get(path)
-        assert keys == {"reads": ["10.0.0.7"] * 2, "refusals": ["10.0.0.7"] * 2}
+        assert keys == dict.fromkeys(keys, ["10.0.0.7"] * 2)
         client.headers["Authorization"] = f"Bearer {Tokens(folder).add('eve', 'predict')}"
         codes = [client.post(path, content=b"x", headers={"Content-Type": kind}).status_code
                  for path, kind in (("/predict", "image/png"), ("/predict", "text/x"),

@@ -1,10 +1,14 @@
 """A caller whose images alone are refused is left out of the stream; the others go on."""
 
+import time
+
 import pytest
 import torch
 
 from dosapp.data.preprocess import to_bytes
+from dosapp.drills.guards import GUARDS_OFF
 from dosapp.history.record import compute_checksum
+from dosapp.learner.canary import Canary
 from dosapp.service.guards import Guard
 from dosapp.service.service import LearningService
 from dosapp.service.settings import ServiceSettings
@@ -39,9 +43,9 @@ def shuffled(honest) -> torch.Tensor:
     return honest.flatten(2)[:, :, order].reshape(honest.shape)
 
 
-def start(folder) -> LearningService:
+def start(folder, canary: Canary | None = None, **settings: float) -> LearningService:
     """A service whose threads are not started: `send` does their work."""
-    return LearningService(folder, ServiceSettings.parse(SETTINGS))
+    return LearningService(folder, ServiceSettings.parse({**SETTINGS, **settings}), canary)
 
 
 def send(service: LearningService, times: int, **images: torch.Tensor) -> None:
@@ -51,6 +55,17 @@ def send(service: LearningService, times: int, **images: torch.Tensor) -> None:
             learner = service.reader.published.learner
             service.offer(sent, learner.predict(sent, 1), caller)
         service.writer.run_waiting()
+
+
+def adapt_to_both(service: LearningService, steps: int, honest, shuffled) -> None:
+    """Let the writer take steps on honest images and those of a flood."""
+    now = time.monotonic()
+    for step in range(steps):
+        rows = range(4 * step % len(honest), 4 * step % len(honest) + 4)
+        senders = {"honest": honest[rows], "flood": shuffled[rows]}
+        service.writer.adapt(
+            [StreamSample(x, "fox", 0.9, now, name) for name, sent in senders.items() for x in sent]
+        )
 
 
 class TestService:
@@ -76,8 +91,44 @@ class TestService:
         assert service.version > 1
         send(service, 6, honest=honest, flood=shuffled)
         (undone,) = [v for v in service.history.versions() if v.reason.startswith("returned")]
-        assert undone.reason == "returned to version 1, as 'flood' is left out"
+        assert undone.reason == "returned to version 1: 'flood' is left out"
         assert compute_checksum(service.history.at(undone.number)) == digest
+
+    def test_a_caller_is_not_blamed_for_what_another_published(
+        self, folder, scenario, honest, shuffled
+    ) -> None:
+        """The attacker is silent when its steps make the next honest interval one too many."""
+        task = scenario.tasks[0]
+        labels = [task.classes[n] for n in task.test.labels]
+        canary = Canary.from_images(to_bytes(task.test.read(range(len(task.test)))), labels)
+        lenient = start(folder, canary, **GUARDS_OFF)
+        send(lenient, 4, flood=shuffled)
+        send(lenient, 4, quiet=honest[:8])  # another who sends: there is a caller to go on with
+        assert lenient.version > 1
+
+        service = start(folder, canary, max_disagreement=1.0)
+        send(service, 20, honest=honest, quiet=honest[:8])
+        assert service.writer.signals.refused > 0
+        assert (service.status()["left_out"], service.writer.frozen) == ([], "")
+        (undone,) = [v for v in service.history.versions() if v.reason.startswith("returned")]
+        assert undone.reason == "returned to version 1: no caller's images are harmful alone"
+        assert service.version > undone.number  # and adaptation goes on from there
+
+    def test_requests_that_wait_delay_the_search_but_do_not_prevent_it(
+        self, folder, honest, shuffled, monkeypatch
+    ) -> None:
+        monkeypatch.setattr("dosapp.service.caller_trials.MAX_WAIT", 0.1)
+        service = start(folder)
+        service.writer.is_reader_behind = lambda: True
+        adapt_to_both(service, 12, honest, shuffled)
+        assert service.status()["left_out"] == ["flood"]
+
+    def test_a_command_does_not_wait_for_the_search(self, folder, honest, shuffled) -> None:
+        service = start(folder)
+        service.writer.submit(lambda: None)
+        adapt_to_both(service, 6, honest, shuffled)
+        assert (service.writer.signals.refused, service.writer.guard.refusals) == (1, 1)
+        assert "by" not in service.audit.last()[-1]
 
     def test_it_stays_so_after_a_restart_until_a_session(self, folder, honest, shuffled) -> None:
         first = start(folder)

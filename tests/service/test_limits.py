@@ -1,8 +1,10 @@
 """Limits and fairness: one caller, or a stranger, cannot take the service from the others."""
 
 import contextlib
+import http.client
 import io
 import json
+import select
 import socket
 import threading
 import time
@@ -245,6 +247,70 @@ class TestConnections:
             assert read_status(ask(address, token=tokens["honest"])) == 200
             for connection in silent:
                 connection.close()
+
+    def test_waiting_refusals_make_room_for_others(self, folder, monkeypatch, caplog) -> None:
+        refused: list[str] = []
+
+        class Slow(Pacer):
+            def delay(self, key: str, *args, **options) -> float:
+                if self.rate != 20:
+                    return super().delay(key, *args, **options)
+                refused.append(key)
+                return 3600.0
+
+        monkeypatch.setattr("dosapp.service.http.limits.Pacer", Slow)
+        caplog.set_level("INFO", "dosapp.service.http")
+        with listening(folder, max_connections=8) as (address, tokens, _):
+            waiting = [ask(address, token="wrong") for _ in range(8)]
+            wait_until(lambda: len(refused) == 8)
+            for _ in range(12):
+                assert read_status(ask(address, token=tokens["honest"])) == 200
+            for connection in waiting:
+                connection.close()
+            # Not after an hour: the wait ends with the connection, and the app is not called.
+            wait_until(lambda: sum(" 499 " in text for text in caplog.messages) == 8)
+
+    def test_at_the_limit_requests_without_a_token_are_not_parsed(
+        self, folder, monkeypatch, caplog
+    ) -> None:
+        monkeypatch.setattr("dosapp.service.http.connections.FULL_DELAY", 0.1)
+        caplog.set_level("INFO", "dosapp.service.http")
+        with listening(folder, max_connections=8) as (address, tokens, _):
+            silent = [socket.create_connection(address, timeout=30) for _ in range(8)]
+            for token in ("", "wrong"):
+                assert read_status(ask(address, token=token)) == 503
+            assert not caplog.messages
+            assert read_status(ask(address, "/ready")) == 200
+            assert read_status(ask(address, token=tokens["honest"])) == 200
+            for connection in silent:
+                connection.close()
+
+    def test_connections_stay_within_the_limit_and_a_few(self, folder, monkeypatch) -> None:
+        monkeypatch.setattr("dosapp.service.http.connections.SPARE_CONNECTIONS", 2)
+        with listening(folder, max_connections=8) as (address, _, _):
+            silent = [socket.create_connection(address, timeout=30) for _ in range(30)]
+
+            def count_closed() -> int:
+                return len(select.select(silent, [], [], 0)[0])  # those closed can be read
+
+            wait_until(lambda: count_closed() == 20)
+            for connection in silent:
+                connection.close()
+
+    def test_a_connection_of_a_known_caller_is_kept_while_others_come(self, folder) -> None:
+        with listening(folder, max_connections=8) as (address, tokens, _):
+            kept = http.client.HTTPConnection(*address, timeout=30)
+            head = {"Authorization": f"Bearer {tokens['honest']}"}
+            for _ in range(3):
+                kept.request("GET", "/classes", headers=head)
+                assert kept.getresponse().read()
+                own = kept.sock
+                silent = [socket.create_connection(address, timeout=30) for _ in range(30)]
+                assert read_status(ask(address, "/health")) == 200
+                for connection in silent:
+                    connection.close()
+                assert kept.sock is own
+            kept.close()
 
     def test_endless_headers_are_refused(self, folder) -> None:
         with listening(folder) as (address, _, _):

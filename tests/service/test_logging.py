@@ -5,6 +5,7 @@ import errno
 import json
 import logging
 import os
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -200,6 +201,16 @@ class TestFormats:
         for logger, handlers, propagate, level in before:
             logger.handlers, logger.propagate = handlers, propagate
             logger.setLevel(level)
+
+    def test_warnings_of_pillow_are_left_out(self, configure) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            read_lines = configure()
+            for name in ("PIL.TiffImagePlugin", "dosapp.data.folder"):
+                warnings.warn_explicit(f"from {name}", UserWarning, "x.py", 1, module=name)
+            logging.getLogger("PIL.TiffImagePlugin").warning("more samples than can be decoded")
+            [line] = [line for line in read_lines() if line.startswith("20")]
+        assert "from dosapp.data.folder" in line
 
     def test_json_lines(self, folder, configure, monkeypatch) -> None:
         read_lines = configure(log_format="json")

@@ -65,7 +65,7 @@ def serve_at_port(service: Service) -> Iterator[str]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()  # early requests wait
-        server = uvicorn.Server(make_config(build_app(service), service.settings))
+        server = uvicorn.Server(make_config(build_app(service), service))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:

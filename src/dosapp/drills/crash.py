@@ -8,7 +8,6 @@ stream. In the end every answer is recomputed from the version it names, so no a
 mixture of versions.
 """
 
-import io
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 
+from dosapp.data.decoding import open_encoded
 from dosapp.drills.service_process import (
     ServiceProcess,
     encode_test_images,
@@ -239,7 +238,7 @@ def find_mixed(
     learner = Learner.open(folder)
     history = learner.history(folder)
     preprocess = learner.student.backbone.preprocess
-    pixels = torch.stack([preprocess(Image.open(io.BytesIO(data))) for data in images])
+    pixels = torch.stack([preprocess(open_encoded(data)) for data in images])
     mixed = []
     for version in sorted(seen.versions):
         on_progress(f"recomputing the answers of version {version}")

@@ -47,7 +47,7 @@ INTERVALS = 8
 QUICK = ("honest", "blends, one class", "PGD, 16/255", "adaptive, all classes")
 BATCH = 256  # images per prediction
 SEMANTICS_VERSION = 1  # increased when the same attack would have another outcome
-GUARDS_VERSION = 2  # increased when the guards would decide otherwise
+GUARDS_VERSION = 3  # increased when the guards would decide otherwise
 STREAM_SETTINGS = ("interval", "adapt_batch_size", "max_queue", "confidence_gate", "skew_aware_ema")
 
 
@@ -133,6 +133,8 @@ def list_attacks(other_domain: Tensor) -> list[Attack]:
         Attack("blends, four classes", lambda a, n, turn: a.blends(n, choose(a, turn, 4))),
         Attack("blends, one pair", blend_pair),
         Attack("blends, own token", blend_one, caller="attacker"),
+        # The bound on the caller that sends most gives this one half of what is learned from.
+        Attack("blends, own token, 10 %", blend_one, share=0.1, caller="attacker"),
         Attack("slow drift", blend_one, share=0.3),
         *(Attack(f"PGD, {eps}/255", perturb(eps)) for eps in (2, 4, 8, 16)),
         Attack("near the boundary", lambda a, n, turn: a.near_boundary(n, choose(a, turn, 4))),

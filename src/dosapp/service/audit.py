@@ -38,6 +38,6 @@ class Audit:
         for line in text.splitlines()[-count:]:
             try:
                 entries.append(json.loads(line))
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
         return entries

@@ -124,7 +124,8 @@ class Client:
         Returns:
             The job; its `state` is `done` if there is a new version.
         """
-        options = {name: value for name, value in (("lr", lr), ("epochs", epochs)) if value}
+        given = (("lr", lr), ("epochs", epochs))
+        options = {name: value for name, value in given if value is not None}
         if session is None:
             job = self._request("POST", "/learn", json={}, params=options)
             return self._wait_for(job, wait, on_progress)

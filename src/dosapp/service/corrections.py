@@ -50,7 +50,8 @@ class Corrections:
                 closest = difflib.get_close_matches(name, list(known), n=1)
                 hint = f"did you mean '{closest[0]}'? Otherwise " if closest else ""
                 raise InputError(
-                    f"there is no class '{name}'; {hint}confirm a new class with new_class=true"
+                    f"there is no class '{name}'; {hint}confirm a new class with new_class=true "
+                    "(on the command line --new-class)"
                 )
             if len(self._items) >= self.limit and key not in self._items:
                 raise BusyError(f"{self.limit} corrections wait already; start a session with them")

@@ -4,8 +4,10 @@
    caller whose last predictions are.
 2. An interval after which the experts disagree too much, or the canary is worse than after the last
    session, is never published: the learner returns to the last good version.
-3. A caller whose images alone cause several refusals in a row is left out of the stream.
-4. After several other refusals in a row adaptation is frozen until a person unfreezes it.
+3. A caller whose images alone are refused several times more often than accepted is left out.
+4. If no caller's images do, what was published since the last session is undone.
+5. After several other refusals in a row, or undone streams since a session, adaptation is frozen
+   until a person unfreezes it.
 
 The learner's confidence gate and skew-aware EMA (`dosapp.learner.mitigations`) act before these.
 """
@@ -71,8 +73,9 @@ class Guard:
 
     settings: ServiceSettings
     refusals: int = 0  # refused intervals in a row that no caller is left out for
+    undone: int = 0  # how often the stream was undone since the last session, for no caller's sake
     left_out: list[str] = field(default_factory=list)  # callers whose images are not learned from
-    _blamed: Counter[str] = field(default_factory=Counter)  # refusals in a row, of each caller
+    _blamed: Counter[str] = field(default_factory=Counter)  # refusals not forgiven, by caller
     _labels: dict[str, deque[str]] = field(default_factory=dict)  # the last ones of each caller
 
     def choose_trusted(self, batch: Sequence[StreamSample], class_count: int) -> list[StreamSample]:
@@ -96,14 +99,14 @@ class Guard:
         return [] if len(trusted) < 2 or is_skewed else trusted
 
     def accept(self, callers: Iterable[str]) -> None:
-        """Count an interval that was published: refusals in a row begin anew.
+        """Count an interval that was published: one refusal of each of its callers is forgiven.
 
         Args:
             callers: Whose images it had.
         """
         self.refusals = 0
-        for caller in callers:
-            del self._blamed[caller]
+        for caller in callers:  # not all is forgiven: harm could alternate with clean images
+            self._blamed[caller] = max(0, self._blamed[caller] - 1)
 
     def refuse(self, responsible: Sequence[str]) -> list[str]:
         """Count a refused interval, and return the callers that are left out from now on.
@@ -123,9 +126,14 @@ class Guard:
         self.left_out += found
         return found
 
+    @property
+    def must_freeze(self) -> bool:
+        """Whether adaptation has failed too often to go on."""
+        return max(self.refusals, self.undone) >= self.settings.max_refusals
+
     def start_session(self) -> None:
         """Count from here on, and learn from all callers again."""
-        self.refusals, self.left_out = 0, []
+        self.refusals, self.undone, self.left_out = 0, 0, []
         self._blamed.clear()
 
     def _is_skewed(self, labels: Iterable[str], class_count: int) -> bool:
@@ -165,7 +173,7 @@ class Guard:
         return (
             f"on earlier classes the canary fell from {before.accuracy:.1f} to "
             f"{after.accuracy:.1f} %; train with a smaller lr, fewer epochs or more images, "
-            "or allow more (the setting session_drop)"
+            "or allow more (--session-drop)"
         )
 
 

@@ -8,6 +8,7 @@ import datetime
 import json
 import logging
 import sys
+import warnings
 
 from dosapp.service.settings import ServiceSettings
 
@@ -47,6 +48,10 @@ def configure_logging(settings: ServiceSettings) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
     logging.captureWarnings(True)
+    # Pillow warns of damaged files with numbers out of them, so every upload could add a line, and
+    # Python would remember each. The answer to the request tells what is wrong.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
     for name in LOGGERS:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False

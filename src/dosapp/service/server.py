@@ -21,6 +21,7 @@ from dosapp.service.settings import ServiceSettings, check_learner, is_loopback
 from dosapp.service.tokens import Tokens
 from dosapp.settings import LearnerSettings, RunSettings
 
+SEND_BUFFER = 262_144  # bytes of the kernel for one connection
 SWITCH_INTERVAL = 0.001  # seconds; threads that decode must not hold up the one that answers
 DEMO = {"data": "shapes", "classes": 20, "tasks": 2, "train_images": 24, "test_images": 20}
 
@@ -94,7 +95,7 @@ def serve(
             on_ready(describe_learner(service, folder))
             on_ready(describe_access(url, folder, tokens, may_add=not follow))
             with contextlib.suppress(KeyboardInterrupt):
-                uvicorn.Server(make_config(build_app(service), settings)).run([listener])
+                uvicorn.Server(make_config(build_app(service), service)).run([listener])
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -106,7 +107,10 @@ def bind(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+        # Connections inherit it: an unread answer takes megabytes of the kernel otherwise.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        return listener
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise BusyError(

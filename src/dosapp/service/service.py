@@ -31,11 +31,12 @@ from dosapp.learner.learner import Learner, Prediction
 from dosapp.runtime.files import lock_folder
 from dosapp.service.audit import Audit
 from dosapp.service.corrections import Corrections
+from dosapp.service.jobs import Job, SessionOptions
 from dosapp.service.reader import Answer, Published, Reader
 from dosapp.service.settings import ServiceSettings, check_learner
 from dosapp.service.tokens import Tokens
 from dosapp.service.uploads import UNKNOWN, UploadDecoder, normalize_class_name
-from dosapp.service.writer import Job, SessionOptions, Writer
+from dosapp.service.writer import Writer
 
 FOLLOW_INTERVAL = 0.2  # seconds between two looks of a replica at the folder
 

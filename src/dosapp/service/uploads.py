@@ -20,20 +20,25 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from dosapp.data.base import check_class_names
+from dosapp.data.decoding import FORMATS
 from dosapp.data.files import SUFFIXES, list_files, strip_outer_folder
 from dosapp.data.preprocess import Preprocess, to_bytes
 from dosapp.errors import InputError, TooLargeError
+from dosapp.service.image_headers import CountedFile, strip_metadata
 from dosapp.service.settings import ServiceSettings
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 MAX_NAME_LENGTH = 200  # characters of a class name
-MAX_INFLATION = 20  # an archive may hold so many times the bytes of a body
+MAX_INFLATION = 4  # an archive may hold so many times the bytes of a body
+ZIP_ENTRY = b"PK\x01\x02"  # begins each entry of an archive's directory
 
 LARGE = 1_000_000  # pixels of an image that is decoded apart from others
 MAX_SCANS = 100  # of a JPEG; usual ones have about ten, and each passes over all pixels
 SCAN = re.compile(rb"\xff\xda\x00[\x08\x0a\x0c\x0e][\x01-\x04]")  # cannot be part of other data
 WEIGHTS = {"WEBP": 3, "TIFF": 2}  # of a pixel: decoding takes so much more memory than of others
-TILE_WIDTH, TILE_LENGTH = 322, 323  # tags of a TIFF
+COMPRESSION, TILE_WIDTH, TILE_LENGTH = 259, 322, 323  # tags of a TIFF
+# None, LZW, deflate (two numbers), packed bits: others hold images of a size of their own.
+COMPRESSIONS = (1, 5, 8, 32946, 32773)
+LOSSLESS_WEBP = 8_000_000  # pixels that one counts as at least: its tables may take 350 MB
 UNKNOWN = "unknown"  # the label of a prediction below the threshold, so no class has this name
 
 M = TypeVar("M")
@@ -90,12 +95,15 @@ class UploadDecoder:
             TooLargeError: The image has too many pixels.
         """
         with _reading(name):
-            if size := read_webp_size(data):
+            used = strip_metadata(data)
+            if size := read_webp_size(used):
                 (width, height), pixels = size, WEIGHTS["WEBP"] * size[0] * size[1]
+                if b"VP8L" in used or b"ALPH" in used:  # lossless pixels, or lossless alpha
+                    pixels = max(pixels, min(LOSSLESS_WEBP, self.settings.max_pixels))
             else:
-                with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                with Image.open(CountedFile(used), formats=FORMATS) as image:
                     (width, height), pixels = image.size, count_pixels(image)
-                    _check_effort(image, data, name)
+                    _check_effort(image, used, name)
             if pixels > self.settings.max_pixels:
                 raise TooLargeError(
                     f"{name} has {width} × {height} pixels and counts as {pixels:,}; at most "
@@ -116,7 +124,7 @@ class UploadDecoder:
         with (
             _reading(image.name),
             room,
-            Image.open(io.BytesIO(image.data), formats=FORMATS) as file,
+            Image.open(CountedFile(strip_metadata(image.data)), formats=FORMATS) as file,
         ):
             return self.preprocess(file)
 
@@ -183,12 +191,15 @@ class UploadDecoder:
 
     def read_zip(self, data: bytes) -> dict[str, Tensor]:
         """Decode a zip of class folders. Member names are only read, never used as paths."""
+        most = self.settings.max_session_images
+        if data.count(ZIP_ENTRY) > 2 * most + 1000:  # before each becomes an object
+            raise TooLargeError(f"the archive has too many files; at most {most:,} are accepted")
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 members = [
                     (name, m) for m in archive.infolist() if _is_image(name := _decode_name(m))
                 ]
-                self._check_count(len(members), self.settings.max_session_images)
+                self._check_count(len(members), most)
                 total = sum(m.file_size for _, m in members)
                 if total > MAX_INFLATION * self.settings.max_body:
                     raise TooLargeError(f"the archive holds {total:,} bytes; that is too much")
@@ -198,7 +209,7 @@ class UploadDecoder:
                 if twice:
                     raise InputError(f"the archive has '{twice[0][-80:]}' twice; names must differ")
                 return self._decode_classes(
-                    (label, [(name, self._read_member(archive, m)) for name, m in group])
+                    (label, ((name, self._read_member(archive, m)) for name, m in group))
                     for label, group in _group_by_folder(members).items()
                 )
         except InputError:
@@ -240,7 +251,7 @@ class UploadDecoder:
             if file.path.stat().st_size > self.settings.max_body:
                 raise TooLargeError(f"'{file.path.name[:80]}' in '{name[:80]}' is too large")
         return self._decode_classes(
-            (label, [(str(f.path.name), f.read()) for _, f in group])
+            (label, ((str(f.path.name), f.read()) for _, f in group))
             for label, group in _group_by_folder(images.items()).items()
         )
 
@@ -250,16 +261,16 @@ class UploadDecoder:
         return self._decode_classes([(name, files)])
 
     def _decode_classes(
-        self, classes: Iterable[tuple[str, Sequence[tuple[str, bytes]]]]
+        self, classes: Iterable[tuple[str, Iterable[tuple[str, bytes]]]]
     ) -> dict[str, Tensor]:
         images: dict[str, Tensor] = {}
         for raw_name, files in classes:
             name = normalize_class_name(raw_name)
             if name in images:
                 raise InputError(f"the session names the class '{name}' twice; names must differ")
-            if not files:
-                raise InputError(f"class '{name}' has no images; give at least one")
             decoded = [self.decode_image(data, f"'{title[-80:]}'") for title, data in files]
+            if not decoded:
+                raise InputError(f"class '{name}' has no images; give at least one")
             images[name] = torch.stack(decoded)
         if not images:
             raise InputError("the session has no images in class folders; put each class in one")
@@ -290,10 +301,13 @@ def normalize_class_name(name: str) -> str:
 
 
 def count_pixels(image: Image.Image) -> int:
-    """Width times height times the format's weight; a tile of a TIFF is decoded as a whole."""
+    """Width times height times the format's weight; tiles of a TIFF are decoded as a whole."""
     tags: Mapping[int, int] = getattr(image, "tag_v2", {})
-    tile = int(tags.get(TILE_WIDTH, 0)) * int(tags.get(TILE_LENGTH, 0))
-    return max(image.width * image.height, tile) * WEIGHTS.get(image.format or "", 1)
+    width, height = int(tags.get(TILE_WIDTH, 0)), int(tags.get(TILE_LENGTH, 0))
+    tiled = 0
+    if width > 0 and height > 0:
+        tiled = -(-image.width // width) * width * -(-image.height // height) * height
+    return max(image.width * image.height, tiled) * WEIGHTS.get(image.format or "", 1)
 
 
 def read_webp_size(data: bytes) -> tuple[int, int] | None:
@@ -320,10 +334,17 @@ def _check_effort(image: Image.Image, data: bytes, name: str) -> None:
     """Refuse files that take far longer than others of their size in pixels.
 
     Raises:
-        InputError: It has too many scans, or an encoding that Pillow decodes in Python.
+        InputError: It has too many scans, tiles that overlap, or an encoding that Pillow decodes
+            in Python.
     """
     if image.format == "JPEG" and sum(1 for _ in SCAN.finditer(data)) > MAX_SCANS:
         raise InputError(f"{name} is a JPEG of more than {MAX_SCANS} scans; save it again")
+    compression = getattr(image, "tag_v2", {}).get(COMPRESSION, 1)
+    if image.format == "TIFF" and compression not in COMPRESSIONS:
+        raise InputError(f"{name} is a TIFF with compression {compression}; save it as PNG or JPEG")
+    areas = ((x1 - x0) * (y1 - y0) for _, (x0, y0, x1, y1), *_ in getattr(image, "tile", ()))
+    if sum(areas) > len(image.getbands()) * image.width * image.height:
+        raise InputError(f"{name} has parts that lie on each other; save it as PNG or JPEG")
     if any(tile[0] in Image.DECODERS for tile in getattr(image, "tile", ())):
         raise InputError(f"{name} is a rare kind of {image.format}; save it as PNG or JPEG")
 

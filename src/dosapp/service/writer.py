@@ -8,13 +8,11 @@ on the stream, so a crash loses at most one interval, and no session that was re
 import contextlib
 import logging
 import os
-import secrets
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -36,69 +34,27 @@ from dosapp.history.record import State
 from dosapp.learner.canary import Canary, CanaryGaps
 from dosapp.learner.description import record_stored_images
 from dosapp.learner.learner import Learner, Prediction
+from dosapp.learner.session_input import describe_only_class
 from dosapp.runtime.files import read_json, write_json
 from dosapp.runtime.plural import plural
-from dosapp.scenario import Session
+from dosapp.service.caller_trials import READER_CHECK_INTERVAL, Trials
+from dosapp.service.drift import (
+    copy_answering_weights,
+    find_session_version,
+    learner_after_session,
+    measure_drift,
+)
 from dosapp.service.guards import Guard, Signals
+from dosapp.service.jobs import Job, SessionCancelledError, SessionOptions
 from dosapp.service.reader import Published, thread_count
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.stream import Stream, StreamSample
 
 T = TypeVar("T")
 KEPT_JOBS = 100  # ended jobs that can still be looked up
-READER_CHECK_INTERVAL = 0.02  # seconds between two checks whether requests still wait
 WRITER_ENDED = "the writer has ended, so this will not be done; restart the service"
 
 logger = logging.getLogger("dosapp.service.writer")
-
-
-@dataclass(frozen=True)
-class SessionOptions:
-    """How one session trains."""
-
-    lr: float | None = None  # None: the learner's
-    epochs: int | None = None
-    # The last images of a class that are never kept for the canary: its corrections.
-    must_train: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass
-class Job:
-    """A session that waits, trains or has ended."""
-
-    classes: list[str]
-    images: int
-    caller: str
-    session: Session | None
-    on_failure: Callable[[], None]  # gives back the corrections that were taken for it
-    options: SessionOptions
-    id: str = field(default_factory=lambda: secrets.token_hex(8))
-    state: Literal["waiting", "learning", "done", "refused", "failed", "cancelled"] = "waiting"
-    step: int = 0
-    total_steps: int = 0
-    loss: float | None = None
-    version: int | None = None
-    message: str = ""
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    ended: threading.Event = field(default_factory=threading.Event)
-
-    def end(self, state: Literal["done", "refused", "failed", "cancelled"], message: str) -> None:
-        """Set the final state and release the images."""
-        if state != "done":
-            self.on_failure()
-        self.state, self.message = state, message
-        self.session, self.on_failure = None, lambda: None
-        self.ended.set()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the job as JSON, by the names of the HTTP interface."""
-        names = ("id", "state", "classes", "images", "step", "loss", "version")
-        values = {name: getattr(self, name) for name in names}
-        return {**values, "of": self.total_steps, "said": self.message}
-
-
-class SessionCancelledError(Exception):
-    """A session was cancelled between two steps."""
 
 
 class Writer:
@@ -122,7 +78,7 @@ class Writer:
     ) -> None:
         self.settings, self.history = settings, history
         if canary is not None:
-            learner.canary.add_given(canary, _after_last_session(learner, history))
+            learner.canary.add_given(canary, learner_after_session(learner, history))
         self.learner = learner
         self.signals, self.guard = Signals(), Guard(settings)
         self._freeze_file = history.folder / "service.json"
@@ -146,7 +102,8 @@ class Writer:
         self._unchecked_samples: list[StreamSample] = []  # of the steps since the last check
         self._last_change = time.monotonic()
         self.adaptation_off = self._find_uncovered_classes()
-        self._baseline_weights = _answering_weights(learner)
+        self._baseline_weights = copy_answering_weights(learner_after_session(learner, history))
+        self.signals.drift = measure_drift(self.learner, self._baseline_weights)
         self._stream = Stream(settings)
         self._commands: deque[tuple[Callable[[], None], Future[Any]]] = deque()
         self._condition = threading.Condition()  # its lock is reentrant
@@ -211,7 +168,7 @@ class Writer:
 
         Raises:
             BusyError: Too many sessions wait.
-            InputError: The learner would know too many classes.
+            InputError: The learner would know too many classes, or only one.
             TooLargeError: The session itself has too many.
         """
         limit = self.settings.max_session_classes
@@ -229,6 +186,8 @@ class Writer:
                     f"the session would make {len(classes)} classes, with those of sessions that "
                     f"wait; at most {self.settings.max_classes} are allowed (--max-classes)"
                 )
+            if len(classes) == 1 and self.learner.needs_two_classes:
+                raise InputError(describe_only_class(*classes))
             if sum(job.state == "waiting" for job in self.jobs.values()) >= self.settings.max_jobs:
                 raise BusyError(f"{self.settings.max_jobs} sessions wait already; try again later")
             job = Job(
@@ -263,7 +222,7 @@ class Writer:
                 return False
             self._stop_adapting(reason)
         with contextlib.suppress(BusyError):  # the writer ends, and saves them then
-            self.submit(self._close_interval)
+            self.submit(lambda: self._close_interval(may_search=False))
         return True
 
     def unfreeze(self) -> bool:
@@ -315,20 +274,20 @@ class Writer:
 
     def rollback(self, number: int, caller: str) -> int:
         """Restore a version as a new version on top, and return the new number."""
-        self._close_interval()
+        self._close_interval(may_search=False)
         self.learner = self.learner.rollback_copy(self.history.at(number))
         self._clear_stream()
         return self._append_change(f"rolled back to version {number}", caller)
 
     def rename(self, old: str, new: str, caller: str) -> int:
         """Rename a class as a new version, and return its number."""
-        self._close_interval()
+        self._close_interval(may_search=False)
         self.learner.rename(old, new)
         return self._append_change(f"renamed '{old}' to '{new}'", caller)
 
     def remove(self, name: str, caller: str) -> int:
         """Remove a class as a new version, and return its number."""
-        self._close_interval()
+        self._close_interval(may_search=False)
         self.learner.remove(name)
         self._clear_stream()  # predictions in the queue may have its label
         return self._append_change(f"removed '{name}'", caller)
@@ -488,8 +447,13 @@ class Writer:
         if len(self._unchecked_steps) >= self.settings.interval:
             self._close_interval()
 
-    def _close_interval(self) -> None:
-        """Publish the steps on the stream or undo them; write what the disk had no room for."""
+    def _close_interval(self, may_search: bool = True) -> None:
+        """Publish the steps on the stream or undo them; write what the disk had no room for.
+
+        Args:
+            may_search: Whether there is time to find out who is responsible for a refusal. A
+                command does not wait for that.
+        """
         if self.freeze_error:
             self._save_freeze()
         if not (self._unchecked_steps or self._unsaved_steps):
@@ -499,7 +463,7 @@ class Writer:
         if self._unchecked_steps:
             reason = self.guard.check_interval(_mean(self._unchecked_steps), canary)
             if reason is not None:
-                self._refuse_interval(reason)
+                self._refuse_interval(reason, may_search)
                 return
             self.guard.accept({sample.caller for sample in self._unchecked_samples})
             self._unchecked_samples = []
@@ -516,11 +480,11 @@ class Writer:
             self.last_error, self._last_change = str(error), time.monotonic()
             logger.warning("not saved: %s on the stream: %s", plural(len(steps), "step"), error)
 
-    def _refuse_interval(self, reason: str) -> None:
-        responsible = self._find_responsible()
+    def _refuse_interval(self, reason: str, may_search: bool = True) -> None:
+        responsible = self._find_responsible() if may_search else None
         self._restore_last_good()
         self.signals.refused += 1
-        left_out = self.guard.refuse(responsible)
+        left_out = self.guard.refuse(responsible or [])
         logger.warning("interval refused, version %d stays: %s", self._version, reason)
         by = {"by": responsible} if responsible else {}
         self.on_event("refused", {"why": reason, "version": self._version, **by})
@@ -532,71 +496,56 @@ class Writer:
             self.on_event("left out", {"caller": caller, "why": why, "version": self._version})
         if left_out:
             self._save_freeze()
-            self._return_to_session(left_out)
-        if self.guard.refusals >= self.settings.max_refusals:
-            self._stop_adapting(f"refused {self.guard.refusals} intervals in a row: {reason}")
+            # Honest images alone would go on from weights that were led astray.
+            names = ", ".join(f"'{name}'" for name in left_out)
+            self._return_to_session(f"{names} is left out")
+        elif responsible == [] and self._return_to_session("no caller's images are harmful alone"):
+            self.guard.undone += 1
+        if self.guard.must_freeze:
+            times = max(self.guard.refusals, self.guard.undone)
+            self._stop_adapting(f"refused {times} intervals in a row: {reason}")
             logger.warning("adaptation is frozen: %s", self.frozen)
             self.on_event("froze", {"why": self.frozen, "version": self._version})
 
-    def _return_to_session(self, left_out: Sequence[str]) -> None:
-        """Undo what was published since the last session: it is partly of callers now left out.
-
-        Honest images alone would go on from weights that were led astray, and do harm with them.
-        """
-        number = _find_session_version(self.learner, self.history)
+    def _return_to_session(self, why: str) -> bool:
+        """Undo what was published since the last session; return whether there was anything."""
+        number = find_session_version(self.learner, self.history)
         if not number or number == self._version:
-            return
+            return False
         try:
             self.learner = self.learner.rollback_copy(self.history.at(number))
-            names = ", ".join(f"'{name}'" for name in left_out)
-            self._append_change(f"returned to version {number}, as {names} is left out", "guard")
+            self._append_change(f"returned to version {number}: {why}", "guard")
         except DosappError as error:
             self._restore_last_good()
-            self._stop_adapting(f"what {', '.join(left_out)} did cannot be undone: {error}")
+            self._stop_adapting(f"the stream cannot be undone, though {why}: {error}")
+        return True
 
-    def _find_responsible(self) -> list[str]:
+    def _find_responsible(self) -> list[str] | None:
         """Find the callers whose images of the interval, learned from alone, are refused too.
 
-        A share says little: half of a step may be a flood's, or that of the one honest caller. The
-        trial begins at the last good version, which others have moved: an honest caller can be
-        found here, too (docs/reliability.md, open findings).
+        Returns:
+            These callers; None if there was no time to try.
         """
         by_caller: dict[str, list[Tensor]] = {}
         for sample in self._unchecked_samples:
             by_caller.setdefault(sample.caller, []).append(sample.pixels)
-        if len(by_caller) == 1:
-            return list(by_caller)
-        if self._is_closing:  # there is no time to try
-            return []
-        return [caller for caller, images in by_caller.items() if self._is_refused_alone(images)]
-
-    def _is_refused_alone(self, images: list[Tensor]) -> bool:
-        """Whether an interval of these images, from the last good state, would be refused."""
-        size, (state, working) = self.settings.adapt_batch_size, self._last_good
-        learner = self.learner.at(state.clone(), working.clone())
-        disagreement = []
-        try:
-            for start in range(0, len(images), size):
-                while self.is_reader_behind() and not self._is_closing:  # predictions have priority
-                    time.sleep(READER_CHECK_INTERVAL)
-                result = learner.adapt(torch.stack(images[start : start + size]))
-                if result is not None and result.stepped:
-                    disagreement.append(result.disagreement)
-        except DivergedError:
-            return True
-        if not disagreement:
-            return False
-        canary = learner.canary.measure(learner)
-        return self.guard.check_interval(_mean(disagreement), canary) is not None
+        number = find_session_version(self.learner, self.history)
+        if len(by_caller) == 1 and number == self._version and not self._unsaved_steps:
+            return list(by_caller)  # the trial would repeat the interval
+        state = self.history.at(number) if number else self._last_good[0]
+        trials = Trials(
+            self.guard,
+            is_reader_behind=self.is_reader_behind,
+            must_stop=lambda: bool(self._commands) or self._is_closing,
+        )
+        return trials.find_refused(by_caller, lambda: self.learner.at(state.clone()))
 
     def _measure_canary(self) -> CanaryGaps:
         return self.learner.canary.measure(self.learner)
 
     def _describe(self, canary: CanaryGaps) -> dict[str, Any]:
         """Measure the drift, and return it with the canary for the header of the next version."""
-        weights, baseline = _answering_weights(self.learner), self._baseline_weights
-        distances = [float((weights[n] - baseline[n]).norm()) for n in weights if n in baseline]
-        self.signals.drift = sum(distance**2 for distance in distances) ** 0.5
+        self.signals.drift = measure_drift(self.learner, self._baseline_weights)
         measured: dict[str, Any] = {"drift": self.signals.drift}
         if not len(canary):
             return measured
@@ -627,7 +576,7 @@ class Writer:
     def _run_session(self, job: Job) -> None:
         assert job.session is not None
         try:
-            self._close_interval()
+            self._close_interval(may_search=False)
             earlier_classes = self.learner.classes
             if job.cancelled.is_set():
                 raise SessionCancelledError
@@ -653,6 +602,8 @@ class Writer:
                 record_stored_images(self.history.folder)
             names = ", ".join(job.classes[:3]) + (", …" if len(job.classes) > 3 else "")
             details = {**self._describe(canary), "who": job.caller}
+            if job.cancelled.is_set():  # while the canary was measured
+                raise SessionCancelledError
             job.version = self._append(self._snapshot(), f"learned {names}", details)
             self._start_drift()
             self._forgive_callers()
@@ -721,7 +672,7 @@ class Writer:
 
     def _start_drift(self) -> None:
         """Count drift and refusals from here on."""
-        self._baseline_weights = _answering_weights(self.learner)
+        self._baseline_weights = copy_answering_weights(self.learner)
         self.signals.drift, self.guard.refusals = 0.0, 0
 
 
@@ -740,29 +691,3 @@ def _read_frozen(path: Path) -> tuple[str, list[str]]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _answering_weights(learner: Learner) -> dict[str, Tensor]:
-    """Copy the trained weights of the expert that answers.
-
-    An ensemble has no weights of its own; the student's are taken.
-    """
-    _, expert = learner.answering_expert
-    weights, trained = expert.weights() or learner.student.backbone.weights(), learner.student
-    return {n: w.detach().clone() for n, w in weights.items() if n in trained.ever_selected}
-
-
-def _after_last_session(learner: Learner, history: History) -> Learner:
-    """The learner as it was before the stream changed it, as far as the history goes back."""
-    number = _find_session_version(learner, history)
-    return learner.at(history.at(number), trainable=False) if number else learner
-
-
-def _find_session_version(learner: Learner, history: History) -> int:
-    """The version before the stream changed the learner, as far as the history goes back; or 0."""
-    number, facts = 0, learner.state().facts
-    for version in reversed(history.versions()):
-        if any(version.facts[name] != facts[name] for name in ("sessions", "classes")):
-            break
-        number = version.number
-    return number

@@ -1,9 +1,11 @@
 """The FastAPI app of a service: routes, request ids, the log line of a request, error answers."""
 
 import asyncio
+import contextlib
 import logging
+import random
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.metadata import version as installed_version
 from typing import Any
 from urllib.parse import quote
@@ -12,6 +14,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi_offline import FastAPIOffline
+from pydantic import BaseModel
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -28,10 +31,11 @@ from dosapp.errors import (
     TooLargeError,
     UnavailableError,
 )
+from dosapp.service.http.auth import has_valid_token
 from dosapp.service.http.limits import Limits
 from dosapp.service.http.metrics import Metrics
 from dosapp.service.http.requests import ThreadPools, choose_request_id, describe_first
-from dosapp.service.http.routes import DOCS_FILES, router
+from dosapp.service.http.routes import DOCS_FILES, health, ready, router
 from dosapp.service.http.schemas import ErrorResponse
 from dosapp.service.service import Service
 
@@ -50,7 +54,12 @@ STATUS_CODES: dict[type[DosappError], int] = {
 HEADERS = {429: {"Retry-After": "1"}}
 CLOSED_BY_CLIENT = 499  # in log and metrics, when there was nothing to answer
 TOO_SLOW = 408
-PROBES = ("/health", "/ready")  # answered at once, with or without a token
+PROBES: dict[str, Callable[[Service], Awaitable[BaseModel]]] = {  # answered soon, to everyone
+    "/health": lambda _: health(),
+    "/ready": ready,
+}
+PAGES = ("/", "/app.css", "/app.js", "/openapi.json", "/docs")  # that need no token
+PAGE_FOLDERS = ("/samples/", "/docs/")
 ERROR_CODES = (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 500, 503, 507)
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",  # pages have their own
@@ -85,7 +94,10 @@ def build_app(service: Service) -> FastAPI:
     service.at_close.callback(app.state.pools.close)
     app.add_middleware(app.state.limits.middleware)
     app.add_middleware(  # the outer one
-        RequestMiddleware, metrics=app.state.metrics, limits=app.state.limits
+        RequestMiddleware,
+        service=service,
+        metrics=app.state.metrics,
+        limits=app.state.limits,
     )
 
     @app.exception_handler(DosappError)
@@ -142,8 +154,8 @@ class RequestMiddleware:
     query string or a token.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, limits: Limits) -> None:
-        self.app, self.metrics, self.limits = app, metrics, limits
+    def __init__(self, app: ASGIApp, service: Service, metrics: Metrics, limits: Limits) -> None:
+        self.app, self.service, self.metrics, self.limits = app, service, metrics, limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -167,7 +179,7 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                await asyncio.sleep(self._delay(scope, status))
+                await self._wait(scope, status)
                 if has_body and status != TOO_SLOW:
                     await self._drain(receive_watched, scope)
                 if has_body:  # the rest is not read
@@ -177,8 +189,13 @@ class RequestMiddleware:
                     headers.setdefault(name, value)
             await send(message)
 
+        is_probe = scope["path"] in PROBES and scope["method"] == "GET"
         try:
-            await self.app(scope, receive_watched, send_with_id)
+            # Before the web framework, which takes most of the time of a refusal.
+            authorization = Headers(scope=scope).get("authorization", "")
+            is_known = is_probe or has_valid_token(self.service, authorization)
+            if is_known or await self._wait_unknown(scope):
+                await (self._probe if is_probe else self.app)(scope, receive_watched, send_with_id)
         except ClientDisconnect:
             pass
         except Exception as error:
@@ -187,16 +204,49 @@ class RequestMiddleware:
             await error_response(error, request_id)(scope, receive, send_with_id)
         finally:
             seconds = time.perf_counter() - started
-            self.metrics.observe(getattr(scope.get("route"), "path", "other"), status, seconds)
+            route = getattr(scope.get("route"), "path", "other")
+            self.metrics.observe(scope["path"] if is_probe else route, status, seconds)
             _log_request(scope, status, seconds)
 
-    def _delay(self, scope: Scope, status: int) -> float:
-        """Seconds that an answer waits: an immediate one would invite the next request."""
-        key = _key(scope)
+    async def _probe(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a probe as its route does, which would take several times as long."""
+        try:
+            content = await PROBES[scope["path"]](self.service)
+        except HTTPException as error:
+            answer = _error_body(error.status_code, error.detail, scope["state"]["request_id"])
+        else:
+            answer = JSONResponse(content.model_dump())
+        await answer(scope, receive, send)
+
+    async def _wait_unknown(self, scope: Scope) -> bool:
+        """Let a request without a valid token wait; return whether its sender still does."""
+        is_page = scope["path"] in PAGES or scope["path"].startswith(PAGE_FOLDERS)
+        scope["state"]["has_waited"] = True
+        pacer = self.limits.reads if is_page else self.limits.refusals
+        return await self._pause(scope, pacer.delay(_key(scope)))
+
+    async def _wait(self, scope: Scope, status: int) -> None:
+        """Let an answer wait: an immediate one would invite the next request."""
+        if "has_waited" in scope["state"]:
+            return
         if 400 <= status < 500 and status != TOO_SLOW:
-            return self.limits.refusals.delay(key)
-        is_page = "caller" not in scope["state"] and scope["path"] not in PROBES
-        return self.limits.reads.delay(key) if is_page else 0.0
+            await self._pause(scope, self.limits.refusals.delay(_key(scope)))
+        elif scope["path"] in PROBES and "caller" not in scope["state"]:
+            # Those that have waited longest must not all be answered at the same moment.
+            await asyncio.sleep(self.limits.probes.delay(_key(scope)) * random.uniform(0.7, 1))
+
+    async def _pause(self, scope: Scope, seconds: float) -> bool:
+        """Wait, and return whether the connection is still open.
+
+        `state["waiting"]` tells the connection that it may be closed for others; it then ends the
+        wait.
+        """
+        if not seconds:
+            return True
+        ended = scope["state"]["waiting"] = asyncio.Event()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), seconds * random.uniform(0.7, 1))
+        return not ended.is_set()
 
     async def _drain(self, receive: Receive, scope: Scope) -> None:
         """Read the beginning of a refused body, so that its sender gets to read the answer."""

@@ -7,9 +7,11 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from fastapi import Depends, HTTPException, Request
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from dosapp.errors import CorruptRecordError
+from dosapp.errors import CorruptRecordError, InputError, unknown_name
+from dosapp.service.service import Service
 from dosapp.service.settings import is_loopback
 from dosapp.service.tokens import LOCAL_CALLER, Caller, Role, Tokens
 
@@ -58,6 +60,7 @@ class RequireRole:
         request.state.caller = caller.name
         if not caller.may(self.role):
             raise HTTPException(403, f"the token of '{caller.name}' may not {self.role}")
+        check_query_names(request)
         if not self.takes_slot:
             yield caller
             return
@@ -68,6 +71,22 @@ class RequireRole:
                 await asyncio.sleep(state.limits.reads.delay(caller.name))
             async with state.limits.wait_for_turn(caller.name, request.headers):
                 yield caller
+
+
+def check_query_names(request: Request) -> None:
+    """Refuse parameters that a route does not have: `?lern=false` would be ignored.
+
+    Raises:
+        InputError: There is one.
+    """
+    route = request.scope.get("route")
+    if isinstance(route, APIRoute):
+        names = [field.alias for field in route.dependant.query_params]
+        for given in request.query_params:
+            if given not in names:
+                if not names:
+                    raise InputError(f"unknown parameter '{given[:40]}'; this route has none")
+                raise unknown_name("parameter", given[:40], names)
 
 
 PredictCaller = Annotated[Caller, Depends(RequireRole("predict"))]  # of routes that only read
@@ -97,6 +116,17 @@ def identify(
     if caller is None:
         raise HTTPException(401, WRONG_TOKEN, headers)
     return caller
+
+
+def has_valid_token(service: Service, authorization: str) -> bool:
+    """Whether a request with this header may have a role; decides how soon it is answered, only."""
+    if not service.settings.token:
+        return True
+    kind, _, token = authorization.partition(" ")
+    try:
+        return kind.lower() == "bearer" and service.tokens.caller(token.strip()) is not None
+    except CorruptRecordError:
+        return False
 
 
 def find_foreign(request: Request) -> str:

@@ -33,6 +33,7 @@ class Pacer:
     Args:
         rate: Events per second.
         burst: Events that need not wait.
+        max_delay: Seconds that an event waits at most; `MAX_DELAY` unless given.
 
     Example:
         >>> pacer = Pacer(rate=10, burst=2)
@@ -40,11 +41,12 @@ class Pacer:
         [0.0, 0.0, 0.1, 0.2]
     """
 
-    def __init__(self, rate: float, burst: float) -> None:
+    def __init__(self, rate: float, burst: float, max_delay: float | None = None) -> None:
         self.rate, self.burst = rate, burst
+        self.max_delay = MAX_DELAY if max_delay is None else max_delay
         self._due: OrderedDict[str, float] = OrderedDict()
 
-    def delay(self, key: str, now: float | None = None, count: int = 1) -> float:
+    def delay(self, key: str, now: float | None = None, count: float = 1) -> float:
         """Return the seconds that the next event of a key must wait.
 
         Args:
@@ -54,8 +56,8 @@ class Pacer:
         """
         now = time.monotonic() if now is None else now
         due = max(self._due.pop(key, -math.inf), now - (self.burst - 1) / self.rate)
-        wait = min(MAX_DELAY, max(0.0, due - now))
-        self._due[key] = min(due, now + MAX_DELAY) + count / self.rate
+        wait = min(self.max_delay, max(0.0, due - now))
+        self._due[key] = min(due, now + self.max_delay) + count / self.rate
         while len(self._due) > MAX_CLIENTS:
             self._due.popitem(last=False)
         return wait
@@ -81,6 +83,9 @@ class Limits:
         # Of a caller, or of an address without a token: GET requests, and answers 4xx.
         self.reads = Pacer(rate=50, burst=100)
         self.refusals = Pacer(rate=20, burst=40)
+        self.probes = Pacer(rate=50, burst=100, max_delay=0.6)  # an operator must not wait long
+        # Milliseconds of parsing forms, of a caller: parts may be made to be slow to find.
+        self.parsing = Pacer(rate=200, burst=200)
         self.bytes = Pacer(rate=MAX_BYTE_RATE, burst=LARGE_BODY)  # of a caller's large bodies
         self._active: Counter[str] = Counter()  # requests of each caller
         self._sizes: Counter[str] = Counter()  # bytes of bodies in memory, of each caller
@@ -173,6 +178,8 @@ class Limits:
         most = self.settings.max_body // (JSON_SHARE if kind.startswith("application/json") else 1)
         if not length.isdigit():
             raise InputError("the content length is not a number")
+        if "content-length" in headers and "transfer-encoding" in headers:
+            raise InputError("a request has a content length or a transfer encoding, not both")
         if int(length) > most:
             raise self.body_error(most)
         return most
@@ -192,9 +199,12 @@ class Limits:
             if len(scope["query_string"]) > MAX_QUERY:
                 raise InputError(f"the query has more than {MAX_QUERY:,} bytes; send fewer")
             most, received, started = self.check_length(Headers(scope=scope)), 0, 0.0
+            is_complete = False
 
             async def receive_counted() -> Message:
-                nonlocal received, started
+                nonlocal received, started, is_complete
+                if is_complete:  # all that can come is the end of the connection
+                    return await receive()
                 started = started or time.monotonic()  # the request may have waited for its turn
                 left = started + self.settings.body_timeout + received / MIN_RATE - time.monotonic()
                 try:
@@ -202,6 +212,7 @@ class Limits:
                         message = await receive()
                 except TimeoutError as error:
                     raise HTTPException(408, "the body came too slowly; send it again") from error
+                is_complete = not message.get("more_body", False)
                 count = len(message.get("body", b""))
                 received += count
                 if received > most:

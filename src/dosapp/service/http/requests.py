@@ -5,7 +5,8 @@ import functools
 import os
 import re
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import time
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from dosapp.errors import BusyError, InputError, TooLargeError
 from dosapp.runtime.plural import plural
 from dosapp.service.fair_queue import FairPool
+from dosapp.service.http.limits import Pacer
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Caller
 from dosapp.service.uploads import LARGE, CheckedImage, UploadDecoder
@@ -29,6 +31,8 @@ MANY = 32  # images of a request
 MAX_FIELDS = 100  # of a form, beside its files
 MAX_COMMAS = 64  # of a JSON body, beside two per image (one is that of a data: URL)
 PIECE = 16_384  # bytes of a form that are parsed at once
+BOUNDARY = re.compile(r'boundary="?([^";]*)')
+SHORTEST_BOUNDARY = 8  # characters; browsers and libraries take more than 16
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -177,12 +181,16 @@ async def read_form(
     """Read the text fields and the files of a multipart form, all in memory.
 
     Raises:
-        InputError: The form is malformed or has too many fields.
-        TooLargeError: It has more than `max_files` files.
+        InputError: The form is malformed.
+        TooLargeError: It has more than `max_files` files, or too many fields.
     """
+    boundary = BOUNDARY.search(request.headers.get("content-type", ""))
+    if boundary is not None and len(boundary[1]) < SHORTEST_BOUNDARY:
+        # It would be found everywhere, which takes long.
+        raise InputError(f"the form's boundary is '{boundary[1]}'; give at least 8 characters")
     parser = InMemoryParser(
         request.headers,
-        _in_pieces(request.stream()),
+        _in_pieces(request),
         max_files=max_files,
         max_fields=MAX_FIELDS,
         max_part_size=settings.max_body,
@@ -190,9 +198,10 @@ async def read_form(
     try:
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError) as error:
-        if str(error).startswith("Too many files"):
-            message = f"the request has too many images; at most {max_files:,} are accepted"
-            raise TooLargeError(message) from error
+        for kind, most in (("file", max_files), ("field", MAX_FIELDS)):
+            if str(error).startswith(f"Too many {kind}s"):
+                limit = f"{plural(most, kind)}, which is the limit"
+                raise TooLargeError(f"the form has more than {limit}; send fewer") from error
         raise InputError(f"the form cannot be read ({error})") from error
     fields: dict[str, str] = {}
     files: Files = []
@@ -207,12 +216,18 @@ async def read_form(
     return fields, files
 
 
-async def _in_pieces(stream: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Cut a stream into pieces, between which other requests get their turn."""
-    async for chunk in stream:
+async def _in_pieces(request: Request) -> AsyncGenerator[bytes, None]:
+    """Cut a body into pieces, between which other requests get their turn.
+
+    A caller whose pieces take long to parse waits between them.
+    """
+    parsing: Pacer = request.app.state.limits.parsing
+    async for chunk in request.stream():
         for start in range(0, max(1, len(chunk)), PIECE):
-            yield chunk[start : start + PIECE]
-            await asyncio.sleep(0)
+            start_time = time.perf_counter()
+            yield chunk[start : start + PIECE]  # it is parsed until the next one is asked for
+            milliseconds = 1000 * (time.perf_counter() - start_time)
+            await asyncio.sleep(parsing.delay(request.state.caller, count=milliseconds))
 
 
 def describe_first(errors: Any) -> str:

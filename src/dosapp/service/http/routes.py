@@ -14,7 +14,7 @@ from fastapi.responses import PlainTextResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from dosapp.errors import InputError
+from dosapp.errors import InputError, TooLargeError
 from dosapp.history.version import Version
 from dosapp.service.http.auth import OperatorCaller, PredictCaller, RequireRole, TeachCaller
 from dosapp.service.http.requests import ThreadPools, content_type, read_form, read_json
@@ -43,12 +43,13 @@ from dosapp.service.http.schemas import (
     VersionResponse,
     VersionSummary,
 )
+from dosapp.service.jobs import Job
 from dosapp.service.service import PredictResult, Service
-from dosapp.service.writer import Job
 
 STATIC = Path(__file__).parent / "static"
 SAMPLES = Path(__file__).parent / "samples"  # images of the demo's classes
 DOCS_FILES = "/docs/files"
+MAX_SCORES = 20_000  # of an answer
 POLICY = "default-src 'none'; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'; "
 PAGE_POLICY = (
     POLICY + "form-action 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:"
@@ -127,6 +128,12 @@ async def predict(
             415,
             f"content type '{kind[:40]}' is not supported; send multipart/form-data, "
             "application/json, application/octet-stream or image/…",
+        )
+    scores = len(pixels) * min(top, len(service.classes))
+    if scores > max(MAX_SCORES, len(service.classes)):
+        raise TooLargeError(
+            f"{len(pixels)} images with {top} classes each are {scores:,} scores; at most "
+            f"{MAX_SCORES:,} are sent, so send fewer images or a smaller top"
         )
     result = await asyncio.wrap_future(service.predict(pixels, top, learn, caller.name))
     answer = to_response(result).model_dump_json()  # FastAPI would check every value again
