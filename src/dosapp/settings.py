@@ -132,7 +132,14 @@ class LearnerSettings(Settings):
     lr: float | None = Field(
         None, gt=0, description="learning rate [stored for tiny; chosen on your data]"
     )
-    weight_decay: float = Field(0.2, ge=0, description="of AdamW, on the trainable weights")
+    auto_lr: bool = Field(
+        False, description="choose lr on the first session, also where there is a default"
+    )
+    weight_decay: float = Field(
+        0.2,
+        ge=0,
+        description="of AdamW, on trainable weights of the backbone, not on prompts or adapters",
+    )
     epochs: int | None = Field(
         None, ge=1, description="passes over the images of a session [10; few images of yours: 30]"
     )
@@ -140,7 +147,7 @@ class LearnerSettings(Settings):
         None, ge=1, description="labelled images per step [64; few images of yours: 8 to 32]"
     )
     all_class_negatives: bool = Field(
-        False, description="add the captions of all other classes to the loss"
+        False, description="captions of all other classes as negatives [sessions of one class only]"
     )
 
     align: bool = Field(False, description="align the projections on class statistics, as SLCA")
@@ -172,6 +179,13 @@ class LearnerSettings(Settings):
     head_text_weight: float = Field(
         0.0, ge=0, description="weight of the captions' logits beside a gda or ranpac head's"
     )
+    head_session_drift: bool = Field(
+        False, description="move a moved head by images of each new session, too"
+    )
+    head_ensemble: bool = Field(
+        False,
+        description="add the scores of gda on the pretrained model's features to a gda head's",
+    )
     head_width: int = Field(2000, ge=1, description="random features of a ranpac head")
 
     device: str = Field("cpu", description="cpu, cuda, mps, or auto")
@@ -183,6 +197,14 @@ class LearnerSettings(Settings):
     gradient_checkpointing: bool = Field(
         False, description="recompute activations in the backward pass"
     )
+
+    @model_validator(mode="after")
+    def _check_lr(self) -> Self:
+        if self.auto_lr and self.lr is not None:
+            raise ValueError(
+                f"lr is {self.lr:g} and auto_lr would choose another; give one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_head(self) -> Self:

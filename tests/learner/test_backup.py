@@ -72,6 +72,8 @@ def test_verify_names_every_problem_in_a_line(folder) -> None:
     for name in ("learner.json", "audit.jsonl", "000002.safetensors", "tokens.json"):
         assert sum(name in line for line in lines) == 1, name
     assert len(lines) == 4
+    (folder / "photos").mkdir()
+    assert "holds no learner" in dosapp("verify", folder / "photos", code=2).stderr
     assert "is no folder" in dosapp("verify", folder / "nothing", code=2).stderr
 
 

@@ -50,6 +50,12 @@ class TestRule:
 
 
 class TestRate:
+    def test_a_stored_rate_can_be_left_to_the_first_session(self) -> None:
+        assert Learner(LearnerSettings(method="spu")).training.lr is not None
+        assert Learner(LearnerSettings(method="spu", auto_lr=True)).training.lr is None
+        with pytest.raises(InputError, match=r"lr is 0\.01 and auto_lr would choose another"):
+            LearnerSettings.parse({"lr": 0.01, "auto_lr": True})
+
     def test_the_first_session_chooses_a_rate_that_is_saved(self, session, tmp_path) -> None:
         learner = Learner(FOLDER_BACKBONE.model_copy(update={"epochs": 1}))
         assert learner.training.lr is None
@@ -63,6 +69,16 @@ class TestRate:
         loaded = Learner.load(tmp_path / "saved")
         assert (loaded.training, loaded.student.lr) == (learner.training, chosen)
         assert loaded.digest() == learner.digest()
+
+    def test_a_head_that_predicts_does_not_change_the_rate(self, session) -> None:
+        """It is good at every rate; what the rate is for is the training below it."""
+        rates = {
+            method: choose_training(
+                Learner(LearnerSettings(backbone=str(TINY), method=method, epochs=1)), session
+            ).lr
+            for method in ("dosapp", "stream-gda")
+        }
+        assert rates["dosapp"] == rates["stream-gda"] > RATES[0]
 
     def test_a_session_that_cannot_compare_rates_says_so(self, session) -> None:
         learner = Learner(FOLDER_BACKBONE.model_copy(update={"epochs": 1}))
@@ -98,7 +114,7 @@ class TestRate:
 class TestRun:
     def test_own_data_is_keyed_by_the_rule_and_named_data_by_the_values(self, photos) -> None:
         own = plan(RunSettings(data=str(photos), tasks=2, backbone=str(TINY)))
-        assert own.identity["training"] == 2
+        assert own.identity["training"] == hyperparameters.RULE_VERSION
         assert own.identity["learning"][0] is None
         named = plan(RunSettings(classes=4, tasks=2))
         assert "training" not in named.identity

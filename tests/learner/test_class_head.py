@@ -51,6 +51,25 @@ def test_moved_means_are_nearer_to_the_true_ones(tiny, small, method) -> None:
     assert errors["gda-moved"] < 0.7 * errors["gda"]
 
 
+def test_images_of_a_new_session_move_the_means_where_no_stream_follows(tiny, small) -> None:
+    changes = {"lr": 3e-3, "epochs": 4, "stream": False}
+    errors = {}
+    for from_sessions in (False, True):
+        learner, scenario = train(tiny, small, head_session_drift=from_sessions, **changes)
+        true = class_means(learner, scenario, 0)
+        stored = learner.class_head.statistics.stack_means(len(learner.classes))
+        errors[from_sessions] = (stored[: len(true)] - true).norm().item()
+        new = class_means(learner, scenario, 1)
+        assert torch.allclose(stored[len(true) :], new, atol=1e-6)  # measured, not moved
+    assert errors[True] < 0.8 * errors[False]
+
+
+def test_only_a_moved_head_is_moved_by_sessions(small, tiny) -> None:
+    for head, found in ((None, "captions"), ("gda", "gda")):
+        with pytest.raises(InputError, match=f"head_session_drift goes with .* with {found}"):
+            train(tiny, small, head=head, head_session_drift=True)
+
+
 def test_pseudo_labels_of_a_method_that_does_not_adapt_are_the_heads(tiny, small) -> None:
     learner, scenario = train(tiny, small, sessions=1, method="spu")
     pixels = scenario.tasks[0].test.read(range(4))

@@ -11,6 +11,8 @@ from dosapp.experiments.plan import build_scenario
 from dosapp.learner.learner import Learner
 from dosapp.scenario import Session
 
+BLACK = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
+
 
 def test_training_raises_the_accuracy(small, tiny) -> None:
     settings = small(classes=30, tasks=1, epochs=4, batch_size=32, train_images=10, test_images=10)
@@ -39,9 +41,9 @@ class TestPredict:
         assert all(p.label in learner.classes and len(p.top) == 2 for p in predictions)
         assert all(0 <= p.score <= 1 and p.top[0] == (p.label, p.score) for p in predictions)
 
-    @pytest.mark.parametrize("top", [0, -1])
+    @pytest.mark.parametrize("top", [0, -1, 2.5])
     def test_no_best_class_is_an_input_error(self, top, trained) -> None:
-        with pytest.raises(InputError, match=f"^top is {top}; give at least 1$"):
+        with pytest.raises(InputError, match=f"^top is {top}; give a whole number of classes"):
             trained[0].predict(torch.zeros(1, 3, 32, 32), top=top)
 
     def test_classes_are_listed_once_for_all_predictions(self, trained, monkeypatch) -> None:
@@ -160,12 +162,61 @@ class TestLearn:
             learner = Learner(settings.learner(), backbone)
             session = build_scenario(settings, tiny.preprocess).session(0)
             learner.learn(session)
-            images = torch.zeros(8, 3, 32, 32, dtype=torch.uint8)
-            one_class = Session.from_images({session.classes[0]: images})
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a class alone has no negatives
-                losses.append(next(iter(learner.training_steps(one_class))).loss)
+            images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
+            absent = learner.predict(images[:1])[0].label  # a negative that matters
+            present = [name for name in session.classes if name != absent]
+            two = Session.from_images(dict.fromkeys(present, images))
+            losses.append(next(iter(learner.training_steps(two))).loss)
         assert losses[1] > losses[0] + 0.1
+
+    @pytest.mark.parametrize("method", ["flyp", "lwf", "dosapp", "l2p"])
+    def test_a_session_of_one_class_learns_it(self, method, small, tiny) -> None:
+        settings = small(method=method, epochs=8, lr=1e-3)
+        backbone = tiny.shared_copy(unshared=list(tiny.weights()))
+        learner = Learner(settings.learner(), backbone)
+        session = build_scenario(settings, tiny.preprocess).session(0)
+        learner.learn(session)
+        gray = torch.full((8, 3, 32, 32), 128, dtype=torch.uint8)
+        least_likely, before = learner.predict(gray[:1], top=3)[0].top[-1]
+        learner.learn({least_likely: gray})
+        assert dict(learner.predict(gray[:1])[0].top)[least_likely] > 5 * before
+        assert not learner.student.all_class_negatives  # on the stream
+
+    @pytest.mark.parametrize(("changes", "warned"), [({}, 1), ({"head": "ncm"}, 0)])
+    def test_an_only_class_is_a_warning(self, changes, warned, learner_settings, tiny) -> None:
+        learner = Learner(learner_settings(**changes), tiny)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            learner.learn({"fox": torch.zeros(8, 3, 32, 32, dtype=torch.uint8)})
+        assert sum("only class" in str(warning.message) for warning in caught) == warned
+
+    @pytest.mark.parametrize("share", [1, 2, -0.1, "0.2"])
+    def test_the_share_of_the_canary_is_below_one(self, share, trained) -> None:
+        with pytest.raises(InputError, match="give a share from 0 to below 1"):
+            trained[0].learn({"fox": BLACK, "wolf": BLACK}, canary_share=share)
+
+    def test_names_that_differ_by_case_are_a_warning(self, learner_settings, tiny) -> None:
+        with pytest.warns(UserWarning, match="'Fox' and 'fox' are two classes"):
+            Learner(learner_settings(), tiny).learn({"fox": BLACK, "Fox": BLACK})
+
+    def test_a_name_with_a_line_break_is_an_input_error(self, trained) -> None:
+        with pytest.raises(InputError, match="which cannot be printed"):
+            trained[0].learn({"red\nfox": BLACK, "wolf": BLACK})
+
+
+class TestSave:
+    def test_a_new_learner_does_not_replace_one_that_has_learned(self, trained, tmp_path) -> None:
+        learner, _ = trained
+        learner.save(tmp_path / "learner")
+        learner.save(tmp_path / "learner")
+        with pytest.raises(InputError, match="holds a learner after 1 session, and this one has"):
+            Learner.open(tmp_path / "learner").save(tmp_path / "learner")
+        assert Learner.load(tmp_path / "learner").classes == learner.classes
+
+    def test_a_file_is_no_folder(self, trained, tmp_path) -> None:
+        (tmp_path / "text.jpg").write_text("x")
+        with pytest.raises(InputError, match="is a file; give a folder"):
+            trained[0].save(tmp_path / "text.jpg")
 
 
 class TestAdapt:

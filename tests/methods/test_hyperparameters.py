@@ -75,6 +75,7 @@ DEFAULTS = {
     "oga": {"shot_capacity": 8, "tau": 0.05},
 }
 DEFAULTS["stream-gda"] = DEFAULTS["dosapp"] | {"labels": "teacher"}
+DEFAULTS["stream-gda-ensemble"] = DEFAULTS["stream-gda"]
 # Method, today's name, name of version 0.1, and a value that is not the default.
 RENAMED = [
     ("lwf", "distillation_weight", "weight", 0.5),
@@ -139,7 +140,12 @@ RENAMED = [
     ("psmt", "restore_ratio", "restore", 0.1),
     ("dss-style", "decay", "memory", 0.5),
 ]
-RENAMED += [("stream-gda", *row[1:]) for row in RENAMED if row[0] == "dosapp"]
+RENAMED += [
+    (name, *row[1:])
+    for name in ("stream-gda", "stream-gda-ensemble")
+    for row in RENAMED
+    if row[0] == "dosapp"
+]
 
 
 def build(name: str, options: dict[str, object]):

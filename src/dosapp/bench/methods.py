@@ -87,6 +87,11 @@ def _train(config: Mapping[str, Any], method: str, classes: int) -> Learner:
 def _copied_bytes(learner: Learner) -> int:
     """Bytes of weights that teachers and earlier experts do not share with the student."""
     own = {weight.data_ptr() for weight in learner.student.backbone.weights().values()}
-    copies = {**learner.method.shared_copies(), **learner.class_head.shared_copies()}
-    weights = [w for copy in copies.values() for w in copy.weights().values()]
+    frozen = learner.student.frozen
+    copies = [
+        *learner.method.shared_copies().values(),
+        *learner.class_head.shared_copies().values(),
+    ]
+    copies += [] if frozen is None else [frozen]
+    weights = [w for copy in copies for w in copy.weights().values()]
     return storage_bytes(w for w in weights if w.data_ptr() not in own)

@@ -69,4 +69,5 @@ def score_with_expert(expert: Expert, features: Tensor, text_features: Tensor) -
     """
     if isinstance(expert, HeadExpert):
         return expert.head.score(features, text_features)
-    return features @ text_features.T
+    # A paired expert's features end with those of a frozen model, which has no captions.
+    return features[:, : text_features.shape[1]] @ text_features.T

@@ -20,7 +20,7 @@ def adapt_batch(learner: "Learner", pixels: Tensor) -> AdaptResult | None:
         pixels: Images `[B, 3, H, W]` in [0, 1], on its device.
 
     Returns:
-        Pseudo-labels and what was done; None if the method does not adapt.
+        Pseudo-labels and what was done; None if neither method nor head adapts.
     """
     student, method, class_head = learner.student, learner.method, learner.class_head
     check = learner.mitigations.check_batch(student, method, pixels)

@@ -11,10 +11,14 @@ scatter matrix: no image. Later training changes the features, so stored means b
 σ² is the median over the batch of the smallest squared distance. The head's means are μ_c + D_c;
 the next session begins by adding D_c to μ_c. Classes of the last session were measured after it,
 so only the second line applies to them. Drift compensation with images of the *new* task is due to
-Yu et al. (2020); here the stream has images of all classes.
+Yu et al. (2020); here the stream has images of all classes. With `from_sessions` both are used:
+the last line is first taken with the session's own images, so that the means also move, though less
+well, where no stream follows. A stream replaces this estimate.
 
 The temperature of GDA's logits is chosen by cross-validation on the images of each session, when
 these are added.
+
+An *ensemble* keeps Gaussians of the pretrained model's features, too, and adds their logits.
 """
 
 import copy
@@ -30,8 +34,9 @@ from dosapp.errors import InputError
 from dosapp.functional.class_indices import remove_class_index
 from dosapp.functional.drift import kernel_weights, merge_drift
 from dosapp.functional.named_tensors import select_prefix
-from dosapp.heads.base import HeadExpert
+from dosapp.heads.base import Head, HeadExpert
 from dosapp.heads.class_statistics import ClassStatistics, GaussianHead, NearestMeanHead
+from dosapp.heads.frozen_ensemble import EnsembleHead, PairedExpert
 from dosapp.heads.ranpac import RandomFeatureStatistics, RanPACHead
 from dosapp.heads.temperature import Temperature, deal_folds
 from dosapp.scenario import Session
@@ -50,12 +55,17 @@ class ClassHead:
     text_weight: float = 0.0  # of the captions' logits, beside GDA's or RanPAC's
     width: int = 2000  # random features of RanPAC
     seed: int = 0  # of these features
+    from_sessions: bool = False  # whether images of a new session move the means of earlier classes
+    with_frozen: bool = False  # whether Gaussians of the pretrained model's features predict, too
     statistics: ClassStatistics = field(default_factory=ClassStatistics)  # means are μ_c + D_c
+    frozen_statistics: ClassStatistics = field(default_factory=ClassStatistics)
     drift: dict[int, Tensor] = field(default_factory=dict)  # D_c of classes of earlier sessions
     seen_weight: dict[int, Tensor] = field(default_factory=dict)  # Σ w_c(x), scalars
     temperature: Temperature = field(default_factory=Temperature)  # of GDA's logits
+    _wrapped: Expert | None = None  # what the expert below was made of
     _expert: HeadExpert | None = None
     _old: Backbone | None = None  # f_old
+    _frozen: Backbone | None = None  # the pretrained model
 
     def __post_init__(self) -> None:
         is_ranpac = self.kind == "ranpac"
@@ -69,30 +79,50 @@ class ClassHead:
 
     def setup(self, student: Student, expert: Expert) -> None:
         """Called once, before the first session."""
+        if self.from_sessions and not self.follows_stream:
+            raise InputError(
+                "head_session_drift goes with a head that the stream moves (ncm-moved, gda-moved, "
+                f"or that of stream-gda), not with {self.kind or 'captions'}"
+            )
+        if self.with_frozen and self.kind not in ("gda", "gda-moved"):
+            raise InputError(
+                "head_ensemble goes with head gda or gda-moved, or with that of stream-gda, not "
+                f"with {self.kind or 'captions'}"
+            )
+        if (self.follows_stream or self.with_frozen) and isinstance(expert, Ensemble):
+            wrong = "head_ensemble" if self.with_frozen else f"head '{self.kind}'"
+            raise InputError(
+                f"{wrong} needs a method that predicts with one expert, and this one predicts with "
+                "student and teacher together; use a head without it or '-moved'"
+            )
         if self.follows_stream:
-            if isinstance(expert, Ensemble):
-                raise InputError(
-                    f"head '{self.kind}' needs a method that predicts with one expert, and this "
-                    "one predicts with student and teacher together; use a head without '-moved'"
-                )
             self._old = student.shared_copy()
+        if self.with_frozen:
+            # Weights are shared until they train, and no method knows of this copy.
+            self._frozen = student.frozen = student.shared_copy()
 
     def wrap_expert(self, expert: Expert) -> HeadExpert:
         """The expert with this head; the same object as long as the expert is."""
         scale = expert.logit_scale.detach()  # training may have changed it
-        if self._expert is None or self._expert.expert is not expert:
-            self._expert = HeadExpert(expert, self._make_head(scale))
+        if self._expert is None or self._wrapped is not expert:
+            self._wrapped = expert
+            encoder = expert if self._frozen is None else PairedExpert(expert, self._frozen)
+            self._expert = HeadExpert(encoder, self._make_head(scale))
         head = self._expert.head
-        assert isinstance(head, NearestMeanHead | GaussianHead | RanPACHead)
-        if isinstance(head, GaussianHead):
+        if isinstance(head, EnsembleHead):
+            head.trained.scale, head.temperature = self.text_weight * scale, self.temperature.value
+        elif isinstance(head, GaussianHead):
             head.scale, head.temperature = self.text_weight * scale, self.temperature.value
         else:
+            assert isinstance(head, NearestMeanHead | RanPACHead)
             head.scale = scale
         return self._expert
 
-    def _make_head(self, scale: Tensor) -> NearestMeanHead | GaussianHead | RanPACHead:
+    def _make_head(self, scale: Tensor) -> Head:
         if self._random is not None:
             return RanPACHead(self._random, scale, self.text_weight)
+        if self.with_frozen:
+            return _make_ensemble(self.statistics, self.frozen_statistics, scale)
         is_nearest = self.kind in ("ncm", "ncm-moved")
         return (NearestMeanHead if is_nearest else GaussianHead)(self.statistics, scale)
 
@@ -121,17 +151,30 @@ class ClassHead:
         features = torch.cat([expert.encode_image(pixels) for pixels in batches])
         indices = torch.tensor([student.classes.index(name) for name in session.classes])
         labels = indices[torch.from_numpy(session.train.labels)]
-        predictor = self.wrap_expert(expert)
-        if isinstance(predictor.head, GaussianHead):
-            embeddings = student.text_head.class_embeddings(predictor)
-            self._add_held_out(features, labels, predictor.head.scale, embeddings)
+        frozen = features[:, :0]
+        if self._frozen is not None:
+            batches = session.train.batches(ENCODE_BATCH_SIZE)
+            frozen = torch.cat([self._frozen.encode_image(pixels) for pixels in batches])
+        if self.kind in ("gda", "gda-moved"):
+            embeddings = student.text_head.class_embeddings(self.wrap_expert(expert))
+            scale = self.text_weight * expert.logit_scale.detach()
+            self._add_held_out(features, frozen, labels, scale, embeddings)
+        if self.from_sessions and self._old is not None and self.drift:
+            old = torch.cat(
+                [self._old.encode_image(x) for x in session.train.batches(ENCODE_BATCH_SIZE)]
+            )
+            self._set_means(self._merge_drift(old, features, features))
+            # Weight zero: the first batch of a stream, with images of all classes, replaces it.
+            self.seen_weight = {c: torch.zeros_like(w) for c, w in self.seen_weight.items()}
         self._fitted.add_session(features, labels)
+        if self._frozen is not None:
+            self.frozen_statistics.add_session(frozen, labels)
         for index in indices.tolist():
             self.drift.pop(index, None)  # its mean was measured just now
             self.seen_weight.pop(index, None)
 
     def _add_held_out(
-        self, features: Tensor, labels: Tensor, scale: Tensor, text_features: Tensor
+        self, features: Tensor, frozen: Tensor, labels: Tensor, scale: Tensor, text_features: Tensor
     ) -> None:
         """Score each fifth of a session by statistics of the others and of earlier classes."""
         folds = deal_folds(labels, FOLDS)
@@ -140,9 +183,13 @@ class ClassHead:
             if held_out.any():
                 statistics = copy.deepcopy(self.statistics)
                 statistics.add_session(features[~held_out], labels[~held_out])
-                head = GaussianHead(statistics, scale)
-                logits = head.score(features[held_out], text_features)
-                self.temperature.add(logits, labels[held_out])
+                head: Head = GaussianHead(statistics, scale)
+                if self.with_frozen:
+                    others = copy.deepcopy(self.frozen_statistics)
+                    others.add_session(frozen[~held_out], labels[~held_out])
+                    head = _make_ensemble(statistics, others, scale)
+                paired = torch.cat([features, frozen], dim=1)[held_out]
+                self.temperature.add(head.score(paired, text_features), labels[held_out])
 
     # Unlabelled phase
 
@@ -162,23 +209,37 @@ class ClassHead:
         means = self.statistics.means
         moved: dict[int, Tensor] = {}
         if self.drift:
-            old = self._old.encode_image(pixels).cpu().double()
-            known = list(self.drift)
-            drift = torch.stack([self.drift[c] for c in known])  # [C, D]
-            start = torch.stack([means[c] for c in known]) - drift  # μ_c
-            seen = torch.stack([self.seen_weight[c] for c in known])  # [C]
-            weights = kernel_weights(old, start)  # [B, C]
-            drift, seen = merge_drift(drift, seen, weights, old, before, after)
-            moved |= zip(known, start + drift, strict=True)
-            self.drift = dict(zip(known, drift.clone(), strict=True))
-            self.seen_weight = dict(zip(known, seen.clone(), strict=True))
+            moved |= self._merge_drift(self._old.encode_image(pixels), before, after)
         recent = [c for c in means if c not in self.drift]
         if recent:
             start = torch.stack([means[c] for c in recent])
             weights = kernel_weights(before, start)
             step = (weights / weights.sum(dim=0)).T @ (after - before)
             moved |= zip(recent, start + step, strict=True)
-        self.statistics.means = {c: moved[c].clone() for c in means}
+        self._set_means(moved)
+
+    def _merge_drift(self, old: Tensor, before: Tensor, after: Tensor) -> dict[int, Tensor]:
+        """Merge what images show into the drift of earlier classes, and return their means.
+
+        Args:
+            old: Features of the images before the session `[B, D]`.
+            before: The same before the step.
+            after: The same after it.
+        """
+        old, before, after = (x.cpu().double() for x in (old, before, after))
+        known = list(self.drift)
+        drift = torch.stack([self.drift[c] for c in known])  # [C, D]
+        start = torch.stack([self.statistics.means[c] for c in known]) - drift  # μ_c
+        seen = torch.stack([self.seen_weight[c] for c in known])  # [C]
+        weights = kernel_weights(old, start)  # [B, C]
+        drift, seen = merge_drift(drift, seen, weights, old, before, after)
+        self.drift = dict(zip(known, drift.clone(), strict=True))
+        self.seen_weight = dict(zip(known, seen.clone(), strict=True))
+        return dict(zip(known, start + drift, strict=True))
+
+    def _set_means(self, moved: Mapping[int, Tensor]) -> None:
+        means = self.statistics.means
+        self.statistics.means = {c: moved.get(c, mean).clone() for c, mean in means.items()}
         self.statistics.revision += 1
 
     # Classes and state
@@ -186,16 +247,21 @@ class ClassHead:
     def remove_class(self, index: int) -> None:
         """Drop a class; the indices of those after it decrease by one."""
         self._fitted.remove_class(index)
+        if self.with_frozen:
+            self.frozen_statistics.remove_class(index)
         self.drift = remove_class_index(self.drift, index)
         self.seen_weight = remove_class_index(self.seen_weight, index)
 
     def shared_copies(self) -> Mapping[str, Backbone]:
         """Copies of the backbone, saved with the learner."""
+        # The frozen copy is not saved: until weights are restored, it shares the pretrained ones.
         return {} if self._old is None else {"head-old": self._old}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Tensors to save."""
         tensors = {f"statistics/{name}": t for name, t in self._fitted.state_dict().items()}
+        frozen = self.frozen_statistics.state_dict()
+        tensors |= {f"frozen/{name}": tensor for name, tensor in frozen.items()}
         if self.drift:
             tensors["drift/classes"] = torch.tensor(list(self.drift))
             tensors["drift/values"] = torch.stack(list(self.drift.values()))
@@ -207,9 +273,17 @@ class ClassHead:
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore `state_dict`."""
         self._fitted.load_state_dict(select_prefix("statistics/", tensors))
+        self.frozen_statistics.load_state_dict(select_prefix("frozen/", tensors))
         drift = {name: t.cpu() for name, t in select_prefix("drift/", tensors).items()}
         classes = drift["classes"].tolist() if drift else []
         self.drift = dict(zip(classes, drift["values"], strict=True)) if drift else {}
         self.seen_weight = dict(zip(classes, drift["seen"], strict=True)) if drift else {}
         held_out = tensors.get("temperature/losses")  # learners of earlier versions have none
         self.temperature = Temperature() if held_out is None else Temperature(held_out.cpu())
+
+
+def _make_ensemble(
+    statistics: ClassStatistics, frozen_statistics: ClassStatistics, scale: Tensor
+) -> EnsembleHead:
+    frozen = GaussianHead(frozen_statistics, torch.zeros_like(scale))
+    return EnsembleHead(GaussianHead(statistics, scale), frozen)

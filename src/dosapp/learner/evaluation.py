@@ -30,7 +30,7 @@ class Evaluation:
     """
 
     accuracy: float
-    zero_shot: float  # of the backbone before any training, among the same classes
+    zero_shot: float  # of the pretrained backbone, among the same classes
     images: int
     per_class: dict[str, float] = field(repr=False)
 
@@ -66,7 +66,7 @@ class SessionResult:
 
     @property
     def warning(self) -> str:
-        """What to do if the test images are not predicted better than before any training."""
+        """What to do if the test images are predicted no better than zero-shot."""
         measured = self.evaluation
         if measured is None or measured.accuracy > measured.zero_shot or measured.zero_shot == 100:
             return ""
@@ -84,7 +84,7 @@ class SessionResult:
 
 @torch.inference_mode()
 def evaluate(learner: "Learner", classes: Sequence[str], split: Split[ImageArray]) -> Evaluation:
-    """Evaluate the answering expert and the untrained backbone on labelled images."""
+    """Evaluate the answering expert and the pretrained backbone on labelled images."""
     known = learner.classes
     present = [classes[label] for label in np.unique(split.labels)]
     if not present:

@@ -14,10 +14,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dosapp.backbones.base import Expert
+from dosapp.backbones.base import Backbone, Expert
 from dosapp.backbones.dual_encoder import DualEncoder
 from dosapp.errors import InputError, unknown_name
 from dosapp.heads.base import Head, HeadExpert
+from dosapp.heads.frozen_ensemble import PairedExpert
 from dosapp.learner.learner import Learner
 from dosapp.methods.lora import LowRankBackbone
 from dosapp.runtime.extras import check_extra
@@ -51,9 +52,13 @@ def export(
     head = expert.head if isinstance(expert, HeadExpert) else None
     if isinstance(expert, HeadExpert):
         expert = expert.expert
+    frozen: Backbone | None = None
+    if isinstance(expert, PairedExpert):
+        frozen = expert.frozen
+        expert = expert.expert
     if isinstance(expert, LowRankBackbone):
         expert = expert.merge()
-    if not isinstance(expert, DualEncoder):
+    if not isinstance(expert, DualEncoder) or not isinstance(frozen, DualEncoder | None):
         raise InputError(
             f"this learner predicts with its {name}, which is more than one CLIP model; "
             "only learners whose student or teacher predicts alone can be exported"
@@ -69,8 +74,10 @@ def export(
         else:
             texts = learner.student.text_head.class_embeddings(expert)
             if head is not None:
-                head.score(texts, texts)  # solved here, not in the graph
-            _write_onnx(_ImageModel(expert, head, texts), expert.image_size, export_folder)
+                paired = texts if frozen is None else torch.cat([texts, texts], dim=1)
+                head.score(paired, texts)  # solved here, not in the graph
+            model = _ImageModel(expert, frozen, head, texts)
+            _write_onnx(model, expert.image_size, export_folder)
         _write_classes(learner, expert, export_folder, is_logits=head is not None)
 
 
@@ -102,14 +109,19 @@ def _write_classes(learner: Learner, expert: Expert, folder: Path, is_logits: bo
 class _ImageModel(nn.Module):
     """Images in [0, 1] → unit features, to be multiplied with those of the classes; or logits."""
 
-    def __init__(self, expert: DualEncoder, head: Head | None, texts: Tensor) -> None:
+    def __init__(
+        self, expert: DualEncoder, frozen: DualEncoder | None, head: Head | None, texts: Tensor
+    ) -> None:
         super().__init__()
         self.model, self.expert = expert.model, expert
+        self.frozen_model, self.frozen = None if frozen is None else frozen.model, frozen
         self.head, self.texts = head, texts
         self.output = "features" if head is None else "logits"
 
     def forward(self, pixels: Tensor) -> Tensor:
         features = self.expert.encode_image(pixels)
+        if self.frozen is not None:
+            features = torch.cat([features, self.frozen.encode_image(pixels)], dim=1)
         return features if self.head is None else self.head.score(features, self.texts)
 
 

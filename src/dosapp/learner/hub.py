@@ -49,8 +49,8 @@ def push_folder(
     description = LearnerDescription.read(folder)
     if description.stores_images and not include_images:
         raise InputError(
-            f"'{folder}' holds images (a replay buffer or a method that stores them); add "
-            "--include-images to upload them too"
+            f"'{folder}' holds images (a replay buffer, a canary or a method that stores them); "
+            "add --include-images to upload them too"
         )
     paths = sorted(path for pattern in FILES for path in folder.glob(pattern))
     card = write_model_card(folder, repo_id)

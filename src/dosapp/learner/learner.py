@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone, Expert
+from dosapp.backbones.data_parallel import DataParallelBackbone
 from dosapp.backbones.pretrained import PretrainedBackbone
 from dosapp.backbones.registry import load_backbone, stored_lr
-from dosapp.backbones.sharded import ShardedBackbone
 from dosapp.data.base import Prompts, check_class_names
 from dosapp.data.convert import as_dataset
 from dosapp.data.images import UnlabelledImages
@@ -32,11 +32,15 @@ from dosapp.learner.description import (
     save_learner,
 )
 from dosapp.learner.evaluation import Evaluation, SessionResult, evaluate
-from dosapp.learner.hyperparameters import Training, choose_batch_size
+from dosapp.learner.hyperparameters import RATES, Training, choose_batch_size
 from dosapp.learner.mitigations import Mitigations
 from dosapp.learner.progress import progress_bar
 from dosapp.learner.replay import ReplayBuffer
-from dosapp.learner.session_input import build_session, list_session_warnings
+from dosapp.learner.session_input import (
+    build_session,
+    list_session_warnings,
+    list_similar_names,
+)
 from dosapp.learner.state import capture_state, capture_working_state, restore_state
 from dosapp.learner.training import TrainingStep, train_session
 from dosapp.methods.base import AdaptResult, Method
@@ -62,8 +66,9 @@ class Learner:
 
     Args:
         settings: How it trains; the defaults if not given.
-        backbone: The model to train, instead of loading the one that the settings name.
-        pretrained: The backbone before any training, if the given one is a copy of it.
+        backbone: The model to train, instead of loading the one that the settings name. If its
+            weights are not those of that name, give `pretrained`, too.
+        pretrained: The pretrained backbone, if the given one is a copy of it.
 
     Example:
         >>> import torch
@@ -98,9 +103,9 @@ class Learner:
         self.preprocess = backbone.preprocess
         if distributed.world_size() > 1:
             # Each process encodes a part of every batch; weights are whole in each.
-            backbone = ShardedBackbone(backbone)
-        # One method, or two: `adapt` names another one for the stream. `stages` (merging,
-        # alignment) wrap the labelled one and add to its `extra_stages`.
+            backbone = DataParallelBackbone(backbone)
+        # One method, or two: `adapt` names another one for the stream. `stages` names methods that
+        # wrap the labelled one (merging, alignment) and add steps after its epochs.
         self.method: Method = build_method(s.method, s.adapt, s.options, s.stages)
         self.student = Student(
             self.method.wrap_backbone(backbone, s.seed),  # adds prompts or adapters, if any
@@ -122,7 +127,15 @@ class Learner:
         # Class statistics that predict instead of captions; `kind` is None if captions predict. A
         # method may bring a head of its own.
         text_weight = s.head_text_weight if s.head else self.method.head_text_weight
-        self.class_head = ClassHead(s.head or self.method.head, text_weight, s.head_width, s.seed)
+        self.class_head = ClassHead(
+            s.head or self.method.head,
+            text_weight,
+            s.head_width,
+            s.seed,
+            # Whether images of a new session move the means of earlier classes, too.
+            from_sessions=s.head_session_drift,
+            with_frozen=s.head_ensemble or (s.head is None and self.method.head_ensemble),
+        )
         self.canary = Canary()  # labelled images kept from training, by which a service guards
         self.sessions = 0  # finished ones
         self.method.setup(self.student)
@@ -138,12 +151,12 @@ class Learner:
 
     @property
     def pretrained(self) -> Backbone:
-        """The backbone before any training."""
+        """The pretrained backbone, before the first session."""
         return self._pretrained.backbone
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the backbone before any training."""
+        """The fingerprint of the pretrained backbone."""
         return self._pretrained.fingerprint
 
     @property
@@ -170,7 +183,8 @@ class Learner:
         check_class_names([new], "the new name")
         if new in self.classes:
             raise InputError(f"the class '{new}' exists already; give another name")
-        # The canary's baseline, its scores after the last session, moves with the classes.
+        # What the new name itself does to the canary's scores is added to their baseline (those
+        # after the last session), so that it does not count as harm by the stream.
         with self.canary.carry_baseline(self):
             self.student.text_head.rename_class(old, new)
             self.canary.rename_class(old, new)
@@ -197,12 +211,15 @@ class Learner:
     def initial_training(self) -> Training:
         """How the settings say that it trains; a rate may come with the backbone."""
         s = self.settings
-        return Training(s.lr or stored_lr(s.backbone, s.method), s.epochs, s.batch_size)
+        lr = None if s.auto_lr else s.lr or stored_lr(s.backbone, s.method)
+        return Training(lr, s.epochs, s.batch_size)
 
     def change_training(
         self, *, lr: float | None = None, epochs: int | None = None, batch_size: int | None = None
     ) -> None:
-        """Train later sessions and streams with other values; None leaves one as it is.
+        """Train later sessions with other values; None leaves one as it is.
+
+        The learning rate is also that of later streams, unless `stream_lr` is set.
 
         Args:
             lr: Learning rate.
@@ -236,9 +253,11 @@ class Learner:
             session: Images by class name (Pillow images, paths, arrays, or `uint8 [n, 3, H, W]` at
                 the backbone's size), a session of a scenario, or whatever `as_dataset` takes: the
                 path of class folders, a torch `Dataset`, a pair (images, labels), a table.
-            test: Labelled images, likewise, on which it is then evaluated.
-            canary_share: Share of the images that is not trained but kept in the canary, by which
-                a service guards its adaptation. They are stored with the learner.
+            test: Labelled images in any of these forms but a session, on which it is then
+                evaluated; their test split, if they have one.
+            canary_share: Share of each class's images, at most 10, that is kept in the canary, by
+                which a service guards its adaptation. They are stored with the learner and not
+                trained, unless the class has fewer than 4 images.
             progress: Whether to show a progress bar on stderr; if None, only on a terminal.
 
         Returns:
@@ -248,9 +267,11 @@ class Learner:
             InputError: The images cannot be used.
             DivergedError: The learning rate is too large.
         """
+        if not isinstance(canary_share, int | float) or not 0 <= canary_share < 1:
+            raise InputError(f"canary_share is {canary_share!r}; give a share from 0 to below 1")
         if not isinstance(session, Session):
             session = self.make_session(session)
-        # Read before training, so that nothing is lost if it cannot be; all of it is the test set.
+        # Read before training, so that nothing is lost if it cannot be; none of it is held out.
         if test is not None:
             test = as_dataset(test, self.preprocess, hold_out=False)
         if canary_share:
@@ -259,7 +280,7 @@ class Learner:
         with progress_bar("learn", progress) as show:
 
             def show_trial(lr: float) -> None:
-                show(0, None, f"choosing the learning rate: trying {lr:g}")
+                show(RATES.index(lr), len(RATES), f"choosing the learning rate: trying {lr:g}")
 
             for step in self.training_steps(session, on_trial=show_trial):
                 show(step.number, step.total, f"loss {step.loss:.3f}")
@@ -287,10 +308,11 @@ class Learner:
         """Measure the accuracy on labelled images; nothing changes.
 
         Args:
-            data: Whatever `learn` takes. Of data with a test split, that split is evaluated.
+            data: Whatever `as_dataset` takes, as for `learn`. Of data with a test split, that split
+                is evaluated.
 
         Returns:
-            Accuracy among all known classes, beside that of the untrained backbone.
+            Accuracy among all known classes, beside that of the pretrained backbone.
         """
         dataset = as_dataset(data, self.preprocess, hold_out=False)
         split = dataset.test if len(dataset.test.labels) else dataset.train
@@ -320,8 +342,15 @@ class Learner:
 
     def session_warnings(self, session: Session) -> list[str]:
         """What the user should know about a session that can be trained all the same."""
-        negatives = self.settings.all_class_negatives
-        return list_session_warnings(session, self.training.batch_size, negatives)
+        is_only_class = self.needs_two_classes and len({*self.classes, *session.classes}) == 1
+        similar = list_similar_names(session.classes, self.classes)
+        return [*list_session_warnings(session, self.training.batch_size, is_only_class), *similar]
+
+    @property
+    def needs_two_classes(self) -> bool:
+        """Whether a session changes nothing while the learner knows one class only."""
+        # Class statistics are collected of one class, too; zero-shot only adds its caption.
+        return self.class_head.kind is None and self.settings.method != "zero-shot"
 
     # Unlabelled phase
 
@@ -332,7 +361,9 @@ class Learner:
         batch_size: int | None = None,
         progress: bool | None = None,
     ) -> list[AdaptResult]:
-        """Take a step on each batch of unlabelled images, in their order; none is stored.
+        """Take a step on each batch of unlabelled images, in their order.
+
+        None is stored, unless the method keeps some (`stores_data`: NOTE).
 
         Args:
             images: A folder, a list of images, a tensor, or the stream of a session.
@@ -367,14 +398,14 @@ class Learner:
         return [result for result in results if result is not None]
 
     def adapt(self, images: Images) -> AdaptResult | None:
-        """Take one step on unlabelled images, which are not stored.
+        """Take one step on unlabelled images; only a method with `stores_data` keeps some.
 
         Args:
             images: A batch of the stream; `adapt_stream` makes batches.
 
         Returns:
-            Pseudo-labels and what was done; None if the method does not adapt, and before the
-            first session.
+            Pseudo-labels and what was done; None if neither method nor head adapts, before the
+            first session, and without images.
         """
         pixels = to_device(read_pixels(images, self.preprocess), self.device)
         if not self.sessions or not self.classes or not len(pixels):
@@ -421,8 +452,8 @@ class Learner:
         classes = self.classes
         if not classes:
             raise InputError("the learner knows no classes yet; train a session first")
-        if top < 1:
-            raise InputError(f"top is {top}; give at least 1")
+        if not isinstance(top, int) or top < 1:
+            raise InputError(f"top is {top!r}; give a whole number of classes, at least 1")
         pixels = read_pixels(images, self.preprocess)  # `encode_image` moves them to its device
         if not len(pixels):
             return []
@@ -483,7 +514,7 @@ class Learner:
         return capture_state(self)
 
     def working_state(self) -> State:
-        """What only the next training step needs: optimizer moments, replay buffer."""
+        """What only the next step needs: optimizer moments, replay buffer, a method's images."""
         return capture_working_state(self)
 
     def restore(self, state: State, working: State | None = None) -> None:
@@ -549,7 +580,7 @@ class Learner:
 
         Args:
             folder: Where it was saved.
-            backbone: The backbone before any training, if it is loaded already or has moved.
+            backbone: The pretrained backbone, if it is loaded already or has moved.
             device: Where it computes; it may have been trained on another.
 
         Returns:
@@ -572,7 +603,7 @@ class Learner:
         Args:
             repo_id: `ORG/NAME`; it is created if it does not exist.
             private: Whether a new repository is private.
-            include_images: Allow it although the checkpoint holds images (a replay buffer).
+            include_images: Allow it although images are sent: replay buffer, canary, a method's.
             token: Of the hub; that of `hf auth login` or HF_TOKEN if not given.
 
         Returns:
@@ -623,7 +654,7 @@ class Learner:
 
         Args:
             folder: Where it was saved.
-            backbone: The backbone before any training, if it is loaded already or has moved.
+            backbone: The pretrained backbone, if it is loaded already or has moved.
             device: Where it computes.
             trainable: Whether it will train; if not, its weights are those of the backbone, shared.
 
@@ -643,7 +674,7 @@ class Learner:
 
         Args:
             folder: Where it was saved.
-            backbone: The backbone before any training, if it has moved.
+            backbone: The pretrained backbone, if it has moved.
 
         Returns:
             The history, for reading.
@@ -665,7 +696,7 @@ class Learner:
         Args:
             folder: The folder of a learner.
             number: The version to go back to.
-            backbone: The backbone before any training, if it is loaded already or has moved.
+            backbone: The pretrained backbone, if it is loaded already or has moved.
 
         Returns:
             The learner at that version, with the replayed images of its classes.

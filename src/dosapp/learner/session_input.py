@@ -1,6 +1,6 @@
 """What a learner does with a session before it trains: build it, check it, number its classes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -72,28 +72,59 @@ def register_classes(session: Session, text_head: TextHead, image_size: int) -> 
     return torch.from_numpy(indices[session.train.labels])
 
 
+def describe_only_class(name: str) -> str:
+    """Say why a learner's only class cannot be trained, and what would work."""
+    return (
+        f"'{name}' would be the learner's only class, so there is no other class to distinguish it "
+        "from and nothing trains; put at least two classes in the first session"
+    )
+
+
 def list_session_warnings(
-    session: Session, batch_size: int | None, all_class_negatives: bool
+    session: Session, batch_size: int | None, is_only_class: bool
 ) -> list[str]:
     """Say what may be wrong with a session that can be trained all the same.
 
     Args:
         session: The session.
         batch_size: The one that the user gave, if any.
-        all_class_negatives: Whether the captions of all known classes are negatives.
+        is_only_class: Whether the learner knows no class but the one of the session, and needs two.
 
     Returns:
         One sentence per problem.
     """
     messages, size = [], len(session.train)
-    if len(session.classes) == 1 and not all_class_negatives:
-        messages.append(
-            f"a session of '{session.classes[0]}' alone has no negatives: train several "
-            "classes together, or use a learner with all_class_negatives"
-        )
+    if is_only_class:
+        messages.append(describe_only_class(session.classes[0]))
     if batch_size is not None and size < batch_size:
         messages.append(
             f"the session has {size} training images, fewer than a batch of "
             f"{batch_size}; they are trained as one smaller batch"
         )
+    return messages
+
+
+def list_similar_names(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Say which class names differ by case, spaces or underscores only.
+
+    Args:
+        names: Of a session.
+        known: Of the learner.
+
+    Returns:
+        One sentence per pair.
+
+    Example:
+        >>> list_similar_names(["Fox", "wolf"], ["fox"])
+        ["'Fox' and 'fox' are two classes, though only case or spaces differ; rename one"]
+    """
+    first: dict[str, str] = {}
+    messages = []
+    for name in dict.fromkeys([*known, *names]):
+        other = first.setdefault("".join(name.replace("_", " ").casefold().split()), name)
+        if other != name and name in names:
+            messages.append(
+                f"'{name}' and '{other}' are two classes, though only case or spaces differ; "
+                "rename one"
+            )
     return messages

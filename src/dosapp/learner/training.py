@@ -43,6 +43,9 @@ def train_session(
         learner.class_head.check_session(session)
     # New classes are added, known ones stay; labels [N] are indices of the student's classes.
     labels = register_classes(session, student.text_head, learner.preprocess.image_size)
+    # A class alone has no negatives in its batches, so the captions of all other classes join it.
+    negatives = learner.settings.all_class_negatives
+    student.all_class_negatives = negatives or len(session.classes) == 1
     if learner.training.lr is None:
         # By training copies of this learner on a part of the session's images.
         learner.change_training(**asdict(choose_training(learner, session, on_trial)))
@@ -113,6 +116,7 @@ def _end_session(learner: "Learner", session: Session, labels: Tensor) -> None:
     learner.class_head.end_session(student, learner.method_expert, session)
     learner.replay_buffer.add_session(session.train, labels)
     learner.sessions += 1
+    student.all_class_negatives = learner.settings.all_class_negatives  # of the stream
     method.begin_stream(student)
     # begin_stream has read the session's selection; from here on there is one selection.
     student.session_selection = student.selection

@@ -6,8 +6,9 @@ Labelled phase:    check_session → select_parameters → begin_session
 Unlabelled phase:  begin_stream → (stream_loss → step → after_stream_step)*
 
 A method never changes a weight itself: it selects parameters and returns losses, and the `Student`
-takes the steps. Every default does nothing, except that `loss` is CLIP's and all weights train. The
-fields of a method's dataclass are its hyper-parameters: flags, YAML keys and `dosapp methods`.
+takes the steps; averages and restored values go through `Student.assign`. Every default does
+nothing, except that `loss` is CLIP's and all weights train. The fields of a method's dataclass are
+its hyper-parameters: flags, YAML keys and `dosapp methods`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -154,6 +155,7 @@ class Method:
     stores_data: ClassVar[bool] = False  # stores images itself, besides the replay buffer
     head: ClassVar[HeadKind | None] = None  # what predicts by default; None: captions
     head_text_weight: ClassVar[float] = 0.0  # of the captions' logits beside that head's
+    head_ensemble: ClassVar[bool] = False  # add a head of the frozen model's features to it
 
     # Hyper-parameters by the names and values of version 0.1, today's name → the old one. Old names
     # are accepted everywhere, and keys of results are computed from them.

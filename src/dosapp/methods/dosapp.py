@@ -28,7 +28,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dosapp.backbones.base import Backbone
+from dosapp.backbones.base import Backbone, Pixels
 from dosapp.functional.losses import clip_loss
 from dosapp.functional.masks import Merge, Scores, merge_scores, top_fraction
 from dosapp.functional.named_tensors import select_prefix
@@ -145,7 +145,7 @@ class DoSAPP(Method):
         with torch.inference_mode():  # logits are cosines [B, C]
             teacher_images = self.teacher.encode_image(images)
             teacher_texts = self.teacher.encode_text(captions)
-            teacher_logits = self.teacher_logits(student, teacher_images, teacher_texts)
+            teacher_logits = self.teacher_logits(student, images, teacher_images, teacher_texts)
             student_logits = image_features @ text_features.T
             labels = LABELLERS[self.pseudo_labels](teacher_logits, student_logits)  # Eq. 5
             differ = teacher_logits.argmax(dim=1) != student_logits.argmax(dim=1)
@@ -161,7 +161,9 @@ class DoSAPP(Method):
         loss = clip_loss(image_features, pair_features, scale)
         return AdaptResult(labels, loss, disagreement, features=teacher_images)
 
-    def teacher_logits(self, student: Student, images: Tensor, texts: Tensor) -> Tensor:
+    def teacher_logits(
+        self, student: Student, pixels: Pixels, images: Tensor, texts: Tensor
+    ) -> Tensor:
         """Cosines `[B, C]` of the teacher's features of images `[B, D]` and captions `[C, D]`."""
         return images @ texts.T
 

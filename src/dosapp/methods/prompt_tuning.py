@@ -57,13 +57,15 @@ class PromptMethod(Method):
         return find_wrapper(student.backbone, KeyedPrompts)
 
     def setup(self, student: Student) -> None:
-        self.current = torch.zeros(0, dtype=torch.long)  # class indices of the session
+        self.current = torch.zeros(0, dtype=torch.long)  # class indices of the loss
 
     def select_parameters(self, student: Student, batches: Batches) -> Selection:
         return Selection(tuple(self.prompts(student).added))
 
     def begin_session(self, student: Student, session: Session) -> None:
-        self.current = torch.tensor([student.classes.index(name) for name in session.classes])
+        # One class alone is classified among all: among itself there is nothing to learn.
+        names = session.classes if len(session.classes) > 1 else student.classes
+        self.current = torch.tensor([student.classes.index(name) for name in names])
 
     def loss(self, student: Student, batch: Batch) -> Tensor:
         logits = student.scaled_image_logits(batch.pixels)

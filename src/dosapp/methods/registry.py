@@ -34,6 +34,7 @@ from dosapp.methods.sparcl import SparCL
 from dosapp.methods.spu import SPU, ReleasedSPU
 from dosapp.methods.staged import Stage
 from dosapp.methods.stream_gda import StreamGDA
+from dosapp.methods.stream_gda_ensemble import StreamGDAEnsemble
 from dosapp.methods.tda import TDA
 from dosapp.methods.tent import Tent
 from dosapp.methods.zero_shot import ZeroShot
@@ -55,6 +56,7 @@ METHODS: dict[str, type[Method]] = {
     "spu-released": ReleasedSPU,
     "dosapp": DoSAPP,
     "stream-gda": StreamGDA,
+    "stream-gda-ensemble": StreamGDAEnsemble,
     "joint": Joint,
     "self-training": SelfTraining,
     "tent": Tent,
@@ -229,6 +231,8 @@ def _construct(cls: type[Method], chosen: Mapping[str, Any]) -> Method:
         name = ".".join(str(part) for part in first["loc"])
         if not name:  # values that do not go together
             raise InputError(str(first["msg"]).removeprefix("Value error, ")) from error
+        # As the user writes it: `--set sparsity=3`, not `selection.sparsity`
+        name = name.rpartition(".")[2]
         raise InputError(f"{name} is {first['input']!r}: {first['msg'].lower()}") from error
 
 

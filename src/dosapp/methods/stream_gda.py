@@ -13,6 +13,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from dosapp.backbones.base import Pixels
 from dosapp.methods.base import method_dataclass
 from dosapp.methods.dosapp import DoSAPP
 from dosapp.student.student import Student
@@ -30,5 +31,7 @@ class StreamGDA(DoSAPP):
 
     pseudo_labels: Literal["max-logit", "teacher", "student"] = "teacher"
 
-    def teacher_logits(self, student: Student, images: Tensor, texts: Tensor) -> Tensor:
-        return student.score_with_head(images, texts)
+    def teacher_logits(
+        self, student: Student, pixels: Pixels, images: Tensor, texts: Tensor
+    ) -> Tensor:
+        return student.score_with_head(pixels, images, texts)
