@@ -20,6 +20,8 @@ TABLES = {
     "real-paired": ("docs/does-it-work.md", "real", "real-small", "DoSAPP"),
     "real-batch-16": ("docs/does-it-work.md", "real-batch-16", "real-small", None),
     "gtsrb": ("docs/does-it-work.md", "real-gtsrb", "real-small", None),
+    "baselines": ("docs/beyond.md", "baselines", "hard", None),
+    "session-drift": ("docs/beyond.md", "session-drift", "hard", None),
     "readings": ("docs/readings.md", "readings", "hard", None),
 }
 

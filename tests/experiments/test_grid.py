@@ -55,6 +55,12 @@ def write(path: Path, **values: object) -> Path:
     return path
 
 
+def test_seeds_may_be_a_list_as_other_settings(tmp_path) -> None:
+    for seeds in ("[0, 2]", "0,2"):
+        (tmp_path / "g.yaml").write_text(f"runs: [{{method: spu}}]\nseeds: {seeds}\n")
+        assert [settings.seed for settings in read_grid(tmp_path / "g.yaml")] == [0, 2]
+
+
 def test_lists_multiply_and_runs_add(tmp_path) -> None:
     file = write(
         tmp_path / "g.yaml",
@@ -264,7 +270,7 @@ def test_results_of_another_device_or_data_folder_are_selected(tmp_path, small) 
     settings = small(method="zero-shot")
     run_grid([settings], tmp_path / "store")
     [result] = read_results([tmp_path / "store"])
-    other = {**result.settings, "device": "cuda", "data_dir": "/data", "microbatch": 8, "seed": 3}
+    other = {**result.settings, "device": "cuda", "data_dir": "/data", "microbatch": 8}
     other["batch"] = other.pop("batch_size", other.get("batch"))
     elsewhere = result.model_copy(update={"settings": other})
     foreign = result.model_copy(update={"settings": {**other, "epochs": 99}})
@@ -272,6 +278,16 @@ def test_results_of_another_device_or_data_folder_are_selected(tmp_path, small) 
     assert select_results(file, [elsewhere, foreign, result]) == [elsewhere, result]
     with pytest.raises(InputError, match="no result here is of a run"):
         select_results(file, [foreign])
+
+
+def test_results_of_other_seeds_are_selected_only_if_they_are_named(tmp_path, small) -> None:
+    """A study with more seeds in the same store entered the tables of every grid."""
+    run_grid([small(method="zero-shot")], tmp_path / "store")
+    [result] = read_results([tmp_path / "store"])
+    other = result.model_copy(update={"settings": {**result.settings, "seed": 3}})
+    file = write(tmp_path / "g.yaml", method="zero-shot", seeds="0-2")
+    assert select_results(file, [other, result]) == [result]
+    assert select_results(file, [other, result], "0-3") == [other, result]
 
 
 def test_ctrl_c_ends_a_grid_at_once(tmp_path) -> None:
@@ -355,6 +371,9 @@ class TestTuning:
         assert resolve_training(RunSettings(method="spu")).lr > 1e-5
         assert resolve_training(RunSettings(method="spu", lr=0.5)).lr == 0.5
         assert resolve_training(RunSettings(method="spu", backbone="ViT-B-16")).lr == 7.5e-6
+        for backbone in ("tiny", "ViT-B-16"):  # as on data of one's own
+            own = RunSettings(method="spu", backbone=backbone, data="cub", auto_lr=True)
+            assert resolve_training(own).lr is None
 
 
 class TestRay:

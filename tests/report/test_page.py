@@ -80,6 +80,15 @@ def test_datasets_have_figures_of_their_own(tmp_path) -> None:
     assert not (tmp_path / "accuracy.png").exists()
 
 
+def test_differences_to_a_row_are_in_the_page_too(tmp_path) -> None:
+    stored = read_results([ROOT / "results" / "foundation"])
+    few = [r for r in stored if r.label in ("SPU", "DoSAPP")]
+    write_report(few, tmp_path, "Two", against="DoSAPP")
+    page = (tmp_path / "report.html").read_text()
+    assert "<th>difference to DoSAPP</th>" in page
+    assert "<td>SPU</td><td>-2.4 ± 0.7</td>" in page
+
+
 def test_every_figure_is_written_as_png_svg_and_pdf(folder) -> None:
     for name in ("accuracy", "forgetting", "stream", "plane", "labels"):
         for suffix in ("png", "svg", "pdf"):

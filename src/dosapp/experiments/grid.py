@@ -69,6 +69,8 @@ def read_grid(path: Path, seeds: str | None = None) -> list[RunSettings]:
     values = read_yaml(path)
     runs = values.pop("runs", [{}])
     seeds_in_file = values.pop("seeds", None)
+    if isinstance(seeds_in_file, list):  # as other lists of the file
+        seeds_in_file = ",".join(map(str, seeds_in_file))
     seeds = seeds or seeds_in_file
     numbers = {"seed": parse_seeds(str(seeds))} if seeds is not None else {}
     if not isinstance(runs, list) or not all(isinstance(run, dict) for run in runs):
@@ -89,18 +91,24 @@ def _expand_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
     return apply_preset(settings["preset"], rest) if "preset" in settings else rest
 
 
-def select_results(path: Path, results: list[Result]) -> list[Result]:
-    """Select the results of a grid file, of any seed, in the order of the file.
+def select_results(path: Path, results: list[Result], seeds: str | None = None) -> list[Result]:
+    """Select the results of a grid file, in the order of the file.
 
-    Results and runs are compared by the settings that enter a key (`comparable_settings`), so the
-    device or data folder of a result does not matter.
+    Results and runs are compared by seed and by the settings that enter a key
+    (`comparable_settings`), so the device or data folder of a result does not matter.
+
+    Args:
+        path: The grid file.
+        results: Those of a result store.
+        seeds: Instead of the file's, as in `read_grid`.
 
     Raises:
         InputError: No result belongs to a run of the file.
     """
-    planned = [resolve_training(settings).model_dump(mode="json") for settings in read_grid(path)]
+    planned = [resolve_training(s).model_dump(mode="json") for s in read_grid(path, seeds)]
     order = {row: n for n, row in reversed(list(enumerate(map(row_key, planned))))}
-    selected = [result for result in results if row_key(result.settings) in order]
+    runs = {(row_key(settings), settings["seed"]) for settings in planned}
+    selected = [r for r in results if (row_key(r.settings), r.settings["seed"]) in runs]
     if not selected:
         raise InputError(f"no result here is of a run that '{path}' describes; compute it first")
     return sorted(selected, key=lambda result: order[row_key(result.settings)])

@@ -82,6 +82,8 @@ FEATURES = {
     "align": ("align", "alignment"),
     "head": ("head", "head"),
     "head_text_weight": ("head_text_weight", "text"),
+    "head_session_drift": ("head_session_drift", "session drift"),
+    "head_ensemble": ("head_ensemble", "frozen ensemble"),
 }
 
 

@@ -103,7 +103,7 @@ def resolve_training(settings: RunSettings) -> RunSettings:
     is_named = all(name in SYNTHETIC or name in PAPER_DATASETS for name in s.data.split("+"))
     defaults = (PAPER_LR, PAPER_EPOCHS, PAPER_BATCH_SIZE) if is_named else (None, None, None)
     values = {
-        "lr": s.lr or stored_lr(s.backbone, s.method) or defaults[0],
+        "lr": s.lr if s.auto_lr else s.lr or stored_lr(s.backbone, s.method) or defaults[0],
         "epochs": s.epochs or defaults[1],
         "batch_size": s.batch_size or defaults[2],
         "stream_batch_size": s.stream_batch_size

@@ -92,6 +92,7 @@ def write_report(
         best=find_best(table, columns),
         figures=page_figures,
         definitions=definitions,
+        differences=[_table_cells(markdown) for markdown in differences],
         provenance=describe_provenance(results),
     )
     write_bytes(folder / "report.html", html.encode())
@@ -101,6 +102,14 @@ def write_report(
     write_bytes(folder / "report.csv", to_csv(table, columns).encode())
     write_bytes(folder / "report.tex", to_latex(table, columns).encode())
     return table
+
+
+def _table_cells(markdown: str) -> list[list[str]]:
+    """Head and rows of a Markdown table."""
+    head, _, *rows = [
+        [cell.strip() for cell in line.strip("| ").split("|")] for line in markdown.splitlines()
+    ]
+    return [head, *rows]
 
 
 def describe_scenarios(results: Sequence[Result]) -> str:

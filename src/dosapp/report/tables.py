@@ -35,7 +35,7 @@ MEANINGS = {
     "forgetting": "what earlier tasks lost from their best accuracy to the end",
     "first_task_accuracy": "accuracy on the first task at the end",
     "current_task_accuracy": "accuracy on the current, newest task at the end",
-    "zero_shot_accuracy": "accuracy of the backbone before any training, on all tasks",
+    "zero_shot_accuracy": "accuracy of the pretrained backbone, on all tasks",
     "seconds": "time of training in both phases",
     "peak_memory": "peak memory of the process",
 }
