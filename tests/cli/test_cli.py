@@ -18,6 +18,7 @@ from PIL import Image
 from dosapp.cli.console import (
     describe_no_learning,
     describe_short_stream,
+    describe_small_test,
     describe_tiny_backbone,
     print_results,
 )
@@ -131,7 +132,7 @@ def test_lists_as_text_and_json() -> None:
         ("--data shaps", "did you mean 'shapes'"),
         ("--data shapes+", "unknown dataset ''"),
         ("--tasks 500", "tasks is 500, but shapes has 6 classes"),
-        ("--set sparsity=2", "sparsity is 2"),
+        ("--set sparsity=2", "dosapp: sparsity is 2"),
         ("--set sparsity", "write it as name=value"),
         ("--set colour=red", "unknown setting 'colour'"),
         ("--backbone ViT-B-16", "could not be loaded"),
@@ -322,7 +323,7 @@ class TestNothingLearned:
         printed = dosapp("run", *FLAGS, *flags, "--out", tmp_path / "x")
         assert "zero-shot" in printed.stdout
         assert "nothing was learned with learning rate 1e-09" in printed.stderr
-        assert "Try 'dosapp tune'" in printed.stderr
+        assert "Try --auto-lr, 'dosapp tune'" in printed.stderr
 
     def test_a_run_that_ends_below_zero_shot_says_what_would_help(self, tmp_path) -> None:
         flags = ("--method", "flyp", "--lr", "1e-2", "--epochs", "1")
@@ -384,7 +385,22 @@ def test_a_stream_of_one_step_is_a_note() -> None:
     assert describe(0, 0) == describe(1, 2) == describe() == ""
 
 
+def test_few_test_images_are_a_note() -> None:
+    def describe(*counts: int) -> str:
+        tasks = [{"test": count} for count in counts]
+        return describe_small_test(
+            make_result("SPU", 0, 50.0, 1.0).model_copy(update={"tasks": tasks})
+        )
+
+    assert "has 6 images, so each is worth 16.7 points" in describe(4, 2)
+    assert describe(25, 25) == describe() == ""
+
+
 class TestStoredRuns:
+    def test_a_run_prints_how_it_trained(self, tmp_path) -> None:
+        printed = dosapp("run", *FLAGS, "--method", "spu", "--lr", "0.002", cwd=tmp_path).stdout
+        assert "trained with learning rate 0.002, " in printed
+
     def test_a_stored_result_is_not_called_written(self, tmp_path) -> None:
         command = ("run", *FLAGS, "--method", "zero-shot")
         first, second = (dosapp(*command, cwd=tmp_path) for _ in range(2))

@@ -10,6 +10,7 @@ import pytest
 
 from dosapp.drills.service_process import encode_test_images, zip_session
 from dosapp.learner.learner import Learner
+from dosapp.runtime.files import lock_folder
 from dosapp.service.service import open_service
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
@@ -59,7 +60,10 @@ class TestHistory:
     def test_diff(self, folder) -> None:
         rows = dosapp("history", "diff", folder, 0, 1).stdout.splitlines()
         assert rows[0].split() == ["tensor", "entries", "of", "distance", "largest"]
-        assert any(row.split()[0].startswith("student/") for row in rows)
+        *weights, others = rows[1:]
+        assert all(row.split()[0].startswith(("student/", "teacher/")) for row in weights)
+        assert others.startswith("other tensors that differ (--json): ")
+        assert "mask (" in others
         same = dosapp("history", "diff", folder, 1, 2).stdout
         assert same == "versions 1 and 2 are the same\n"
 
@@ -70,6 +74,11 @@ class TestHistory:
         assert dosapp("history", "gc", folder, "--keep", 1).stdout == "2 versions dropped\n"
         assert [v.number for v in Learner.open_history(folder).versions()] == [3]
         assert ODD not in Learner.load(folder).classes
+
+    def test_rollback_of_a_served_learner_names_the_client(self, folder) -> None:
+        with lock_folder(folder):
+            refused = dosapp("history", "rollback", folder, 1, code=1).stderr
+        assert "dosapp client rollback 1" in refused.replace("\n", " ")
 
     def test_a_torn_version_is_named_and_the_others_listed(self, folder) -> None:
         path = folder / "versions" / "000002.safetensors"
@@ -190,7 +199,6 @@ def test_every_client_command(folder, saved, tmp_path, monkeypatch) -> None:
         client("correct", image, ODD, "--new-class")
         printed = client("learn").replace("\n", " ")
         assert printed.startswith("version 4: 1 class, 1 image")
-        assert f"a session of '{ODD}' alone" in printed
 
         listed = client("versions").splitlines()
         assert [row.split()[0] for row in listed] == ["1", "2", "3", "4"]

@@ -21,7 +21,8 @@ def blocks(text: str, language: str) -> list[str]:
 
 def shell_commands(text: str) -> list[list[str]]:
     """The words of each command in `sh` blocks; blocks without a language are not for running."""
-    lines = [line for block in blocks(text, "sh") for line in block.splitlines()]
+    joined = text.replace("\\\n", " ")  # commands of several lines
+    lines = [line for block in blocks(joined, "sh") for line in block.splitlines()]
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 

@@ -47,6 +47,7 @@ out = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
 err = Console(markup=False, emoji=False, highlight=False, soft_wrap=True, stderr=True)
 
 NO_LEARNING = 1.0  # points from zero-shot accuracy within which nothing was learned
+COARSE = 2.0  # points of accuracy for one test image, above which a difference may be chance
 FORGOTTEN = 20.0  # points lost since each task was new
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
@@ -85,10 +86,13 @@ def describe_no_learning(result: "Result") -> str:
         return ""
     if zero_shot > 100 - NO_LEARNING:  # there was nothing left to learn
         return ""
+    search = "'dosapp tune' with the same --data and --backbone"
+    if s.get("lr") is not None:  # otherwise the first session has chosen it
+        search = f"--auto-lr, {search}"
     return (
         f"{result.label} has {accuracy:.1f} %, its zero-shot accuracy: nothing was learned with "
-        f"{used} and batches of {training.get('batch_size', training.get('batch'))}. Try 'dosapp "
-        "tune' with the same --data and --backbone, more --epochs, or a smaller --batch-size"
+        f"{used} and batches of {training.get('batch_size', training.get('batch'))}. Try {search}, "
+        "more --epochs, or a smaller --batch-size"
     )
 
 
@@ -103,6 +107,28 @@ def describe_short_stream(result: "Result") -> str:
     return (
         f"{result.label} took one step on each stream: its {plural(images, 'image')} or fewer are "
         f"{batch}, so the adaptation shows little. {remedy}"
+    )
+
+
+def describe_small_test(result: "Result") -> str:
+    """Say that the accuracy rests on few test images; empty if there are enough."""
+    images = sum(task.get("test", 0) for task in result.tasks)
+    if not 0 < images * COARSE < 100:
+        return ""
+    return (
+        f"the test set has {plural(images, 'image')}, so each is worth {100 / images:.1f} points "
+        "of Acc. Give more test images before you compare methods"
+    )
+
+
+def describe_training(result: "Result") -> str:
+    """The learning rate, epochs and batch size that were used; empty if nothing trained."""
+    training = result.training
+    if result.settings["method"] == "zero-shot" or not training.get("lr"):
+        return ""
+    return (
+        f"trained with learning rate {training['lr']:g}, {plural(training['epochs'], 'epoch')}, "
+        f"batches of {training['batch_size']}"
     )
 
 
@@ -152,9 +178,10 @@ def print_results(
     for metric, name in columns.items():
         formula = f": {DEFINITIONS[metric]}" if metric == "forgetting" else ""
         out.print(f"{name.rstrip(' ↑↓')} = {MEANINGS[metric]}{formula}", style="dim")
-    notes = [
-        describe(r) for r in results for describe in (describe_no_learning, describe_short_stream)
-    ]
+    if len(results) == 1 and (training := describe_training(results[0])):
+        out.print(training)
+    descriptions = (describe_no_learning, describe_short_stream, describe_small_test)
+    notes = [describe(r) for r in results for describe in descriptions]
     for note in dict.fromkeys([*notes, describe_tiny_backbone(results)]):  # seeds have equal ones
         if note:
             err.print(f"note: {note}")

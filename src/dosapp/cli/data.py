@@ -9,6 +9,7 @@ from rich.table import Table
 
 from dosapp.cli.console import Json, app, err, out
 from dosapp.errors import InputError
+from dosapp.runtime.plural import plural
 
 if TYPE_CHECKING:
     from dosapp.data.inspection import Inspection
@@ -27,7 +28,7 @@ def data_inspect(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Count images, and find broken ones and duplicates."""
+    """Count images, and find broken ones and duplicates; exit code 1 if one is broken."""
     from rich.progress import Progress
 
     from dosapp.data.inspection import draw_contact_sheet, inspect_dataset
@@ -51,10 +52,14 @@ def data_inspect(
             write_bytes(sheet, buffer.getvalue())
     if as_json:
         print(json.dumps(found.to_dict(), indent=1))
-        return
-    _print_inspection(found)
-    if sheet is not None:
-        out.print(f"wrote {sheet}")
+    else:
+        _print_inspection(found)
+        if sheet is not None:
+            out.print(f"wrote {sheet}")
+    if found.broken:
+        count = plural(len(found.broken), "image")
+        err.print(f"{count} cannot be read; remove them, or train with --skip-bad-images")
+        raise typer.Exit(1)
 
 
 def _print_inspection(found: "Inspection") -> None:

@@ -408,6 +408,7 @@ def report(
     grid_file: Annotated[
         Path | None, typer.Option("--grid", help="only the runs of this grid file, in its order")
     ] = None,
+    seeds: Annotated[str | None, typer.Option(help="instead of the grid's: 0-4 or 0,2,5")] = None,
     as_json: Json = False,
 ) -> None:
     """Write tables, figures and a page from results.
@@ -421,9 +422,11 @@ def report(
     from dosapp.runtime.extras import check_extra
 
     check_extra("a report with figures", "report")
+    if seeds is not None and grid_file is None:
+        raise InputError("--seeds replaces the seeds of a grid file; give --grid as well")
     results = read_results(paths)
     if grid_file is not None:
-        results = select_results(grid_file, results)
+        results = select_results(grid_file, results, seeds)
     write_report(results, folder, title, against, WITH_COSTS if costs else COLUMNS)
     print_results(results, as_json, costs, against)
     if not as_json:

@@ -1,6 +1,8 @@
 """Commands on the folder of a learner: create, history, export."""
 
 import json
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,7 +12,7 @@ from rich.text import Text
 
 from dosapp.cli.console import Json, LearnerFolder, SetOption, app, out, print_table
 from dosapp.cli.flags import with_settings
-from dosapp.errors import InputError
+from dosapp.errors import BusyError, InputError
 from dosapp.runtime.plural import plural
 from dosapp.settings import LearnerSettings, parse_options
 
@@ -101,10 +103,18 @@ def history_show(folder: LearnerFolder, number: Number, as_json: Json = False) -
         "parent": version.parent or "none",
         "classes": ", ".join(map(str, version.facts.get("classes", ()))),
         "sessions, steps": f"{version.facts.get('sessions')}, {version.facts.get('steps')}",
-        "measured": json.dumps(version.seen) if version.seen else "nothing",
+        "measured": _format_measured(version.seen) or "nothing",
     }
     for name, value in lines.items():
         out.print(Text.assemble((name, "bold"), "  ", value))
+
+
+def _format_measured(values: Mapping[str, Any]) -> str:
+    """Measured values as `name value`, with few digits."""
+    return ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in values.items()
+    )
 
 
 @history_app.command("diff")
@@ -115,22 +125,31 @@ def history_diff(
     backbone: Backbone = None,
     as_json: Json = False,
 ) -> None:
-    """List the tensors that differ between two versions, and by how much."""
+    """List the weights that differ between two versions, and by how much.
+
+    `--json` has all other tensors, too: masks, class statistics, stored images.
+    """
     from dosapp.learner.learner import Learner
+    from dosapp.learner.state import is_weight
 
     diffs = Learner.open_history(folder, backbone).diff(first, second)
     if as_json:
         print(json.dumps([vars(diff) for diff in diffs], indent=1))
         return
+    weights = [diff for diff in diffs if is_weight(diff.name)]
+    others = Counter(diff.name.partition("/")[0] for diff in diffs if not is_weight(diff.name))
     table = Table(box=None, header_style="bold")
     for head in ("tensor", "entries", "of", "distance", "largest"):
         table.add_column(head, justify="left" if head == "tensor" else "right")
-    for diff in diffs:
+    for diff in weights:
         entries, total = f"{diff.entries:,}", f"{diff.of:,}"
         table.add_row(diff.name, entries, total, f"{diff.distance:.4g}", f"{diff.largest:.3g}")
-    if diffs:
+    if weights:
         print_table(table)
-    else:
+    if others:
+        listed = ", ".join(f"{name} ({count})" for name, count in others.items())
+        out.print(f"other tensors that differ (--json): {listed}")
+    if not diffs:
         out.print(f"versions {first} and {second} are the same")
 
 
@@ -140,7 +159,10 @@ def history_rollback(folder: LearnerFolder, number: Number, backbone: Backbone =
     from dosapp.learner.learner import Learner
 
     Learner.open_history(folder).version(number)  # raises before anything changes
-    version = Learner.rollback(folder, number, backbone).history(folder).versions()[-1]
+    try:
+        version = Learner.rollback(folder, number, backbone).history(folder).versions()[-1]
+    except BusyError as error:
+        raise BusyError(f"{error}; while it is served: dosapp client rollback {number}") from error
     out.print(f"version {version.number} is a copy of version {number}")
 
 

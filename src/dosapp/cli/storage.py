@@ -19,6 +19,8 @@ def verify(folder: LearnerFolder) -> None:
 
     if not folder.is_dir():
         raise InputError(f"'{folder}' is no folder; give that of a learner or of a backup")
+    if not (folder / "learner.json").exists() and not (folder / "versions").exists():
+        raise InputError(f"'{folder}' holds no learner; give the folder of one, or of a backup")
     problems = find_problems(folder)
     for problem in problems:
         print(problem)
