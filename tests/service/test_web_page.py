@@ -342,9 +342,38 @@ class TestLearn:
             page.get_by_role("button", name="Learn the class", exact=True).click()
             page.locator("#learn-jobs").get_by_role("button", name="Cancel").click()
             expect(page.get_by_role("button", name="Cancelling…")).to_be_visible()
-        expect(page.locator("#learn-jobs")).to_have_text(
+        expect(page.locator("#learn-jobs .message")).to_have_text(
             "Cancelled: fox, nothing changed.")  # fmt: skip
         expect(page.locator("#classes li")).to_have_count(3)
+
+    def test_a_refused_session_says_what_to_do_also_after_a_reload(
+        self, served, scenario, visit
+    ) -> None:
+        url, service = served(adapt=False)
+        service.writer.guard.check_session = lambda before, after: "train with a smaller lr"
+        page = visit(url)
+        page.get_by_label("Class name").fill("fox")
+        page.set_input_files("#class-files", files(scenario, 1, 2))
+        page.get_by_role("button", name="Learn the class", exact=True).click()
+        told = "Refused: fox, not published: train with a smaller lr."
+        expect(page.locator("#learn-jobs .message")).to_have_text(told)
+        page.get_by_role("button", name="Fill in the form again").click()
+        expect(page.get_by_label("Class name")).to_have_value("fox")
+        expect(page.locator("#one-class img")).to_have_count(2)
+        page.reload()
+        expect(page.locator("#learn-jobs .message")).to_have_text(told)
+        expect(page.locator("#session-options")).to_have_attribute("open", "")
+        del service.writer.guard.check_session
+        page.get_by_label("Learning rate").fill("1e-5")
+        page.get_by_label("Epochs").fill("1")
+        page.get_by_label("Class name").fill("fox")
+        page.set_input_files("#class-files", files(scenario, 1, 2))
+        with page.expect_request("**/learn?lr=1e-5&epochs=1"):
+            page.get_by_role("button", name="Learn the class", exact=True).click()
+        expect(page.locator("#learn-jobs")).to_contain_text("Learned fox from 2 images")
+        page.reload()
+        expect(page.locator("#classes li")).to_have_count(4)
+        expect(page.locator("#learn-jobs .job")).to_have_count(0)
 
     def test_classes_are_renamed_and_removed(self, folder, served, visit) -> None:
         first, second, third = Learner.load(folder).classes

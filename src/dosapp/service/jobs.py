@@ -2,7 +2,7 @@
 
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -52,6 +52,24 @@ class Job:
         names = ("id", "state", "classes", "images", "step", "loss", "version")
         values = {name: getattr(self, name) for name in names}
         return {**values, "of": self.total_steps, "said": self.message}
+
+
+def list_open_jobs(jobs: Iterable[Job]) -> list[Job]:
+    """The jobs that wait or train, and those refused or failed since the last one that was learned.
+
+    Args:
+        jobs: All that are known, the oldest first.
+    """
+    unsuccessful: list[Job] = []
+    unfinished: list[Job] = []
+    for job in jobs:
+        if job.state == "done":
+            unsuccessful = []
+        elif job.state in ("refused", "failed"):
+            unsuccessful.append(job)
+        elif job.state != "cancelled":
+            unfinished.append(job)
+    return unsuccessful + unfinished
 
 
 class SessionCancelledError(Exception):

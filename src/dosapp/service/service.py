@@ -31,7 +31,7 @@ from dosapp.learner.learner import Learner, Prediction
 from dosapp.runtime.files import lock_folder
 from dosapp.service.audit import Audit
 from dosapp.service.corrections import Corrections
-from dosapp.service.jobs import Job, SessionOptions
+from dosapp.service.jobs import Job, SessionOptions, list_open_jobs
 from dosapp.service.reader import Answer, Published, Reader
 from dosapp.service.settings import ServiceSettings, check_learner
 from dosapp.service.tokens import Tokens
@@ -298,7 +298,7 @@ class LearningService(Service):
             "corrections": len(self._corrections),
             "at_work": self.is_ready,
             "signals": writer.signals.to_dict(len(self.classes)),
-            "jobs": [job.to_dict() for job in self.jobs() if not job.ended.is_set()],
+            "jobs": [job.to_dict() for job in list_open_jobs(self.jobs())],
         }
 
     # Sessions and corrections

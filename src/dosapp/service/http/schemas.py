@@ -220,7 +220,10 @@ class StatusResponse(Schema):
     corrections: int = 0
     at_work: bool = Field(True, description="whether reader and writer run")
     signals: SignalsResponse | None = None
-    jobs: list[JobResponse] = Field([], description="sessions that wait or train")
+    jobs: list[JobResponse] = Field(
+        [],
+        description="sessions that wait or train; refused and failed ones since the last success",
+    )
 
 
 class HealthResponse(Schema):

@@ -328,14 +328,20 @@ function chooseArchive(file) {
   setText($("archive").querySelector(".message"), file ? `${file.name}, ${Math.ceil(file.size / 1000).toLocaleString()} kB` : "");
 }
 
-function learnOnSubmit(form, buildBody, onStart) {
+/** Send a form as a session; `take` empties it and returns how to fill it again. */
+function learnOnSubmit(form, buildBody, take) {
   form.onsubmit = event => {
     event.preventDefault();
     runOnce(form.querySelector(".primary"), form.querySelector(".error"), async () => {
-      followJob(await post("learn", buildBody()), $("learn-jobs"));
-      onStart();
+      const job = await post(`learn${sessionOptions()}`, buildBody());
+      followJob(job, $("learn-jobs"), take());
     });
   };
+}
+
+function sessionOptions() {
+  const given = new URLSearchParams([...$("session-options").querySelectorAll("input")].filter(field => field.value).map(field => [field.name, field.value]));
+  return given.size ? `?${given}` : "";
 }
 
 learnOnSubmit($("one-class"), () => {
@@ -344,21 +350,31 @@ learnOnSubmit($("one-class"), () => {
   form.append("name", name);
   for (const file of classImages) form.append("images", file, file.name || "image");
   return form;
-}, () => { clearClassImages(); $("class-name").value = ""; $("class-files").focus(); });
+}, () => {
+  const name = $("class-name").value, files = classImages;
+  clearClassImages();
+  $("class-name").value = "";
+  $("class-files").focus();
+  return () => { clearClassImages(); addClassImages(files); $("class-name").value = name; };
+});
 
 learnOnSubmit($("archive"), () => {
   if (!archive) throw new RequestError("choose a zip first", 0);
   const form = new FormData();
   form.append("archive", archive);
   return form;
-}, () => chooseArchive(null));
+}, () => {
+  const file = archive;
+  chooseArchive(null);
+  return () => chooseArchive(file);
+});
 
 // Jobs: followed to their end, also those that another client has started
 
 const followedJobs = new Map();
 const END_STATES = { refused: "Refused", failed: "Failed", cancelled: "Cancelled" };
 
-async function followJob(job, container) {
+async function followJob(job, container, fillForm = null) {
   if (followedJobs.has(job.id)) { container.prepend(followedJobs.get(job.id)); return; }
   const names = `${job.classes.slice(0, 3).join(", ")}${job.classes.length > 3 ? ", …" : ""}`;
   const title = element("span", { className: "grow" }), bar = element("progress", { max: 1, ariaLabel: `Session: ${names}` });
@@ -388,6 +404,11 @@ async function followJob(job, container) {
     ? `Learned ${names} from ${plural(job.images, "image")}: version ${job.version} answers now.`
     : `${END_STATES[job.state]}: ${names}, ${job.said}.`;
   message.classList.toggle("error", job.state !== "done" && job.state !== "cancelled");
+  if (job.state === "refused") $("session-options").open = true;
+  if (fillForm && job.state !== "done") {
+    const again = element("button", { onclick: () => { fillForm(); node.remove(); } }, "Fill in the form again");
+    node.append(element("p", {}, again));
+  }
   update();
 }
 
