@@ -154,6 +154,15 @@ def test_wrong_input_is_one_sentence_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "command", ["run --tasks two", "serve x --port two", "client predict x --top two"]
+)
+def test_a_value_of_a_wrong_type_is_named_with_its_flag(command: str, tmp_path) -> None:
+    *_, flag, value = command.split()
+    error = dosapp(*command.split(), cwd=tmp_path, code=2).stderr.splitlines()[-1]
+    assert f"'{flag}'" in error and f"'{value}'" in error
+
+
 def test_an_unreadable_image_stops_a_run_before_it_trains(tmp_path) -> None:
     for name in ("cat", "dog", "emu"):
         (tmp_path / "pets" / name).mkdir(parents=True)

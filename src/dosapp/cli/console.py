@@ -1,21 +1,50 @@
 """Shared by all commands: the application, the two consoles, common flags, the result table."""
 
 import json
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+from typer.core import TyperCommand
 
 from dosapp.runtime.plural import plural
 
 if TYPE_CHECKING:
     from dosapp.experiments.result import Result
 
-app = typer.Typer(
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Command(TyperCommand):
+    """A command whose errors name the value that is wrong; typer's name the flag only."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, and add the value to the message."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            if isinstance(error.__cause__, ValidationError):
+                first = error.__cause__.errors()[0]
+                error.message = f"'{first['input']}': {first['msg'][0].lower()}{first['msg'][1:]}"
+            raise
+
+
+class CommandGroup(typer.Typer):
+    """Commands of the class above."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
+        """Register a command."""
+        return super().command(name, **{"cls": Command, **options})
+
+
+app = CommandGroup(
     help="Dual-phase continual learning for CLIP: train on labels, retain on a stream.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

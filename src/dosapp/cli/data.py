@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from dosapp.cli.console import Json, app, err, out
+from dosapp.cli.console import CommandGroup, Json, app, err, out
 from dosapp.errors import InputError
 from dosapp.runtime.plural import plural
 
 if TYPE_CHECKING:
     from dosapp.data.inspection import Inspection
 
-data_app = typer.Typer(help="Look at data before training.", no_args_is_help=True)
+data_app = CommandGroup(help="Look at data before training.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 LISTED = 5  # broken files and duplicates that are printed; --json has all
 

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 from pydantic.fields import FieldInfo
-from typer.core import TyperCommand
 
 from dosapp.backbones.names import join_open_clip_names
 from dosapp.cli.completion import COMPLETIONS
+from dosapp.cli.console import Command
 from dosapp.errors import InputError
 from dosapp.settings import Settings
 
@@ -57,7 +57,7 @@ def with_settings(
     return decorate
 
 
-class ResumeLatest(TyperCommand):
+class ResumeLatest(Command):
     """A command that accepts open_clip's `--resume latest` for `--resume`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

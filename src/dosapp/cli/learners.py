@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from dosapp.cli.console import Json, LearnerFolder, SetOption, app, out, print_table
+from dosapp.cli.console import CommandGroup, Json, LearnerFolder, SetOption, app, out, print_table
 from dosapp.cli.flags import with_settings
 from dosapp.errors import BusyError, InputError
 from dosapp.runtime.plural import plural
@@ -59,7 +59,7 @@ def configure(
     out.print(f"{folder} now trains with {changed}")
 
 
-history_app = typer.Typer(
+history_app = CommandGroup(
     help="Versions of a learner: list, compare, roll back.", no_args_is_help=True
 )
 app.add_typer(history_app, name="history")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dosapp.cli.console import Json, LearnerFolder, app, err, out
+from dosapp.cli.console import CommandGroup, Json, LearnerFolder, app, err, out
 from dosapp.cli.flags import with_settings
 from dosapp.errors import DosappError, InputError
 from dosapp.runtime.plural import plural
@@ -66,7 +66,7 @@ def serve(
     )
 
 
-token_app = typer.Typer(
+token_app = CommandGroup(
     help="Tokens of a served learner: who may predict and train.", no_args_is_help=True
 )
 app.add_typer(token_app, name="token")
@@ -114,7 +114,7 @@ def token_remove(folder: LearnerFolder, name: str) -> None:
         )
 
 
-client_app = typer.Typer(
+client_app = CommandGroup(
     help="Use a served learner: predict, train, correct, roll back.", no_args_is_help=True
 )
 app.add_typer(client_app, name="client")

@@ -56,7 +56,7 @@ class ClassHead:
     width: int = 2000  # random features of RanPAC
     seed: int = 0  # of these features
     from_sessions: bool = False  # whether images of a new session move the means of earlier classes
-    with_frozen: bool = False  # whether Gaussians of the pretrained model's features predict, too
+    with_pretrained: bool = False  # whether the pretrained model's Gaussians predict, too
     statistics: ClassStatistics = field(default_factory=ClassStatistics)  # means are μ_c + D_c
     frozen_statistics: ClassStatistics = field(default_factory=ClassStatistics)
     drift: dict[int, Tensor] = field(default_factory=dict)  # D_c of classes of earlier sessions
@@ -65,7 +65,7 @@ class ClassHead:
     _wrapped: Expert | None = None  # what the expert below was made of
     _expert: HeadExpert | None = None
     _old: Backbone | None = None  # f_old
-    _frozen: Backbone | None = None  # the pretrained model
+    _pretrained: Backbone | None = None  # the pretrained model
 
     def __post_init__(self) -> None:
         is_ranpac = self.kind == "ranpac"
@@ -84,29 +84,29 @@ class ClassHead:
                 "head_session_drift goes with a head that the stream moves (ncm-moved, gda-moved, "
                 f"or that of stream-gda), not with {self.kind or 'captions'}"
             )
-        if self.with_frozen and self.kind not in ("gda", "gda-moved"):
+        if self.with_pretrained and self.kind not in ("gda", "gda-moved"):
             raise InputError(
                 "head_ensemble goes with head gda or gda-moved, or with that of stream-gda, not "
                 f"with {self.kind or 'captions'}"
             )
-        if (self.follows_stream or self.with_frozen) and isinstance(expert, Ensemble):
-            wrong = "head_ensemble" if self.with_frozen else f"head '{self.kind}'"
+        if (self.follows_stream or self.with_pretrained) and isinstance(expert, Ensemble):
+            wrong = "head_ensemble" if self.with_pretrained else f"head '{self.kind}'"
             raise InputError(
                 f"{wrong} needs a method that predicts with one expert, and this one predicts with "
                 "student and teacher together; use a head without it or '-moved'"
             )
         if self.follows_stream:
             self._old = student.shared_copy()
-        if self.with_frozen:
+        if self.with_pretrained:
             # Weights are shared until they train, and no method knows of this copy.
-            self._frozen = student.frozen = student.shared_copy()
+            self._pretrained = student.pretrained = student.shared_copy()
 
     def wrap_expert(self, expert: Expert) -> HeadExpert:
         """The expert with this head; the same object as long as the expert is."""
         scale = expert.logit_scale.detach()  # training may have changed it
         if self._expert is None or self._wrapped is not expert:
             self._wrapped = expert
-            encoder = expert if self._frozen is None else PairedExpert(expert, self._frozen)
+            encoder = expert if self._pretrained is None else PairedExpert(expert, self._pretrained)
             self._expert = HeadExpert(encoder, self._make_head(scale))
         head = self._expert.head
         if isinstance(head, EnsembleHead):
@@ -121,7 +121,7 @@ class ClassHead:
     def _make_head(self, scale: Tensor) -> Head:
         if self._random is not None:
             return RanPACHead(self._random, scale, self.text_weight)
-        if self.with_frozen:
+        if self.with_pretrained:
             return _make_ensemble(self.statistics, self.frozen_statistics, scale)
         is_nearest = self.kind in ("ncm", "ncm-moved")
         return (NearestMeanHead if is_nearest else GaussianHead)(self.statistics, scale)
@@ -152,9 +152,9 @@ class ClassHead:
         indices = torch.tensor([student.classes.index(name) for name in session.classes])
         labels = indices[torch.from_numpy(session.train.labels)]
         frozen = features[:, :0]
-        if self._frozen is not None:
+        if self._pretrained is not None:
             batches = session.train.batches(ENCODE_BATCH_SIZE)
-            frozen = torch.cat([self._frozen.encode_image(pixels) for pixels in batches])
+            frozen = torch.cat([self._pretrained.encode_image(pixels) for pixels in batches])
         if self.kind in ("gda", "gda-moved"):
             embeddings = student.text_head.class_embeddings(self.wrap_expert(expert))
             scale = self.text_weight * expert.logit_scale.detach()
@@ -167,7 +167,7 @@ class ClassHead:
             # Weight zero: the first batch of a stream, with images of all classes, replaces it.
             self.seen_weight = {c: torch.zeros_like(w) for c, w in self.seen_weight.items()}
         self._fitted.add_session(features, labels)
-        if self._frozen is not None:
+        if self._pretrained is not None:
             self.frozen_statistics.add_session(frozen, labels)
         for index in indices.tolist():
             self.drift.pop(index, None)  # its mean was measured just now
@@ -184,7 +184,7 @@ class ClassHead:
                 statistics = copy.deepcopy(self.statistics)
                 statistics.add_session(features[~held_out], labels[~held_out])
                 head: Head = GaussianHead(statistics, scale)
-                if self.with_frozen:
+                if self.with_pretrained:
                     others = copy.deepcopy(self.frozen_statistics)
                     others.add_session(frozen[~held_out], labels[~held_out])
                     head = _make_ensemble(statistics, others, scale)
@@ -247,7 +247,7 @@ class ClassHead:
     def remove_class(self, index: int) -> None:
         """Drop a class; the indices of those after it decrease by one."""
         self._fitted.remove_class(index)
-        if self.with_frozen:
+        if self.with_pretrained:
             self.frozen_statistics.remove_class(index)
         self.drift = remove_class_index(self.drift, index)
         self.seen_weight = remove_class_index(self.seen_weight, index)

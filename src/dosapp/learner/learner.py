@@ -134,7 +134,8 @@ class Learner:
             s.seed,
             # Whether images of a new session move the means of earlier classes, too.
             from_sessions=s.head_session_drift,
-            with_frozen=s.head_ensemble or (s.head is None and self.method.head_ensemble),
+            # Whether Gaussians of the pretrained backbone's features predict, too.
+            with_pretrained=s.head_ensemble or (s.head is None and self.method.head_ensemble),
         )
         self.canary = Canary()  # labelled images kept from training, by which a service guards
         self.sessions = 0  # finished ones
@@ -428,7 +429,7 @@ class Learner:
 
     @property
     def answering_expert(self) -> tuple[str, Expert]:
-        """The name and model (student, teacher or head) that predicts: the first expert."""
+        """The name and model (`student`, `teacher`, a head, …) that predicts: the first expert."""
         return next(iter(self.experts().items()))
 
     @property
@@ -458,6 +459,7 @@ class Learner:
         if not len(pixels):
             return []
         _, expert = self.answering_expert
+        # `logit_scale` is CLIP's learned scale as a factor (about 100), not its logarithm.
         scores = (expert.logit_scale * self.score_images(pixels, expert)).softmax(dim=1)
         values, indices = scores.topk(min(top, len(classes)), dim=1)
         predictions = []
@@ -514,7 +516,7 @@ class Learner:
         return capture_state(self)
 
     def working_state(self) -> State:
-        """What only the next step needs: optimizer moments, replay buffer, a method's images."""
+        """What training goes on from and no version has: optimizer, replay buffer, images."""
         return capture_working_state(self)
 
     def restore(self, state: State, working: State | None = None) -> None:
@@ -550,7 +552,7 @@ class Learner:
         unshared = [n for n in names if trainable or f"student/{n}" in state.tensors]
         backbone = self.pretrained.shared_copy(unshared=unshared)
         other = Learner(self.settings, backbone, self._pretrained)
-        other.canary = replace(self.canary)  # labelled images that a user gave stay
+        other.canary = replace(self.canary)  # with images that `serve --canary` was given
         other.restore(state, working)
         return other
 
@@ -567,7 +569,8 @@ class Learner:
         """Append a version to the learner's folder.
 
         Args:
-            folder: A new folder, or one that this learner was saved to before.
+            folder: A new folder, or one of a learner with the same settings and backbone and no
+                more sessions: usually where this one was saved before.
             reason: Stored with the version.
         """
         save_learner(self, Path(folder), reason)
@@ -691,7 +694,9 @@ class Learner:
     def rollback(
         cls, folder: Path | str, number: int, backbone: Backbone | str | None = None
     ) -> "Learner":
-        """Append an old version as a new one, so that nothing is lost.
+        """Append an old version as a new one; every version stays.
+
+        Replayed images of classes that the old version does not know are dropped.
 
         Args:
             folder: The folder of a learner.

@@ -1,10 +1,11 @@
 """The student: a backbone with classes, and the only object through which weights change.
 
-A method says which weights train (`set_trainable`) and what the loss is (`step`). It never writes a
-weight itself: values that are no optimizer step, such as averages, go through `assign`. Shared
-copies of the student (teachers, and models as they were before a session) are created, updated and
-restored here too. Equations are those of the paper (docs/paper-notes.md). An expert is any model
-that predicts: the student's backbone, a teacher, an ensemble of both, or one of these with a head.
+A method says which weights train and what the loss is; the learner's loops hand both to
+`set_trainable` and `step`. A method never writes a weight itself: values that are no optimizer
+step, such as averages, go through `ema_update` and `assign`. Shared copies of the student
+(teachers, and models as they were before a session) are created, updated and restored here too.
+Equations are those of the paper (docs/paper-notes.md). An expert is any model that predicts: the
+student's backbone, a teacher, an ensemble of both, or one of these with a head.
 """
 
 import weakref
@@ -71,7 +72,8 @@ class Student:
         # Class statistics that predict instead of captions, for methods that label the stream with
         # them. Where a learner has some, it sets them before every stream step.
         self.head: Head | None = None
-        self.frozen: Backbone | None = None  # whose features that head scores, too
+        # The backbone before any training, if that head scores its features, too.
+        self.pretrained: Backbone | None = None
         self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
         self.selection = Selection()  # the weights that train now
         # What the session selected. While a stage after the epochs trains, `selection` is the
@@ -126,15 +128,15 @@ class Student:
             The head's logits `[B, C]`, or unscaled cosines.
         """
         if self.head is not None:
-            if self.frozen is not None:
-                features = torch.cat([features, self.frozen.encode_image(pixels)], dim=1)
+            if self.pretrained is not None:
+                features = torch.cat([features, self.pretrained.encode_image(pixels)], dim=1)
             return self.head.score(features, text_features)
         return features @ text_features.T
 
     def encode_shared_trunk(self, pixels: Tensor, copy: Backbone) -> tuple[Pixels, Captions]:
         """Run a batch and all captions through the trunk once, for the student and a copy.
 
-        The trunk is everything before the first MLP layer, the first weight that DoSAPP trains.
+        The trunk ends where the first block's MLP begins, whose first layer DoSAPP trains.
 
         Args:
             pixels: Images `[B, 3, H, W]` in [0, 1].
@@ -445,7 +447,8 @@ class Student:
     def find_differences(self) -> None:
         """Compare copies with the student entry by entry, after both were restored.
 
-        Only in weights that train now: `assign` has set the others to None, all entries.
+        Only in weights that train now. Restoring went through `assign`, after which every weight
+        that it wrote counts as different in all entries (None).
         """
         weights = self.backbone.weights()
         for name, parameter in self.trainable.items():
