@@ -160,7 +160,8 @@ def test_wrong_input_is_one_sentence_and_writes_nothing(
 def test_a_value_of_a_wrong_type_is_named_with_its_flag(command: str, tmp_path) -> None:
     *_, flag, value = command.split()
     error = dosapp(*command.split(), cwd=tmp_path, code=2).stderr.splitlines()[-1]
-    assert f"'{flag}'" in error and f"'{value}'" in error
+    assert f"'{flag}'" in error
+    assert f"'{value}'" in error
 
 
 def test_an_unreadable_image_stops_a_run_before_it_trains(tmp_path) -> None:
