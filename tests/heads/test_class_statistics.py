@@ -6,7 +6,8 @@ import torch
 from torch.nn.functional import normalize
 
 from dosapp.errors import InputError
-from dosapp.heads.class_statistics import ClassStatistics, GaussianHead, NearestMeanHead
+from dosapp.heads.class_statistics import ClassStatistics
+from dosapp.heads.gaussian import GaussianHead, NearestMeanHead
 
 torch.manual_seed(0)
 FEATURES = normalize(torch.randn(40, 6, dtype=torch.float64), dim=1)

@@ -2,7 +2,7 @@
 
 No image is kept. Features are added class by class in any order, and sums are in float64, so the
 order of sessions does not matter. `learner/class_head.py` collects them, and moves them with the
-stream.
+stream; the heads are in `gaussian.py`.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from dosapp.errors import InputError
 from dosapp.functional.class_indices import remove_class_index
@@ -119,44 +118,3 @@ def missing_statistics(label: int, classes: int) -> InputError:
         f"class {label + 1} of {classes} has no statistics, because no image of it was learned; "
         "train a session with its images, or remove it"
     )
-
-
-@dataclass
-class NearestMeanHead:
-    """Nearest class mean: cosine with the normalised mean, times CLIP's scale."""
-
-    statistics: ClassStatistics
-    scale: Tensor
-
-    def score(self, features: Tensor, text_features: Tensor) -> Tensor:
-        """Logits `[B, C]`."""
-        means = normalize(self.statistics.stack_means(len(text_features)), dim=1)
-        return self.scale * features @ means.to(features).T
-
-
-@dataclass
-class GaussianHead:
-    """Gaussian discriminant analysis with one covariance, beside the captions.
-
-    logits_c = (f·Σ⁻¹μ_c - ½ μ_cᵀΣ⁻¹μ_c + scale · f·t_c) / temperature
-    """
-
-    statistics: ClassStatistics
-    scale: Tensor  # of the captions; zero: features alone
-    temperature: float = 1.0  # features are not Gaussian, so likelihoods are too sure
-    _solved: tuple[tuple[int, int], Tensor, Tensor] | None = None
-
-    def score(self, features: Tensor, text_features: Tensor) -> Tensor:
-        """Logits `[B, C]`."""
-        weights, bias = self._classifier(len(text_features))
-        scores = features @ weights.to(features).T - bias.to(features)
-        return (scores + self.scale * features @ text_features.T) / self.temperature
-
-    def _classifier(self, classes: int) -> tuple[Tensor, Tensor]:
-        """Σ⁻¹μ_c `[C, D]` and ½ μ_cᵀΣ⁻¹μ_c `[C]`, solved once until the statistics change."""
-        key = (self.statistics.revision, classes)
-        if self._solved is None or self._solved[0] != key:
-            means = self.statistics.stack_means(classes)
-            weights = means @ self.statistics.precision()
-            self._solved = (key, weights, (weights * means).sum(dim=1) / 2)
-        return self._solved[1:]

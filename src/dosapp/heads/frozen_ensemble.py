@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dosapp.backbones.base import Backbone, Expert, Weights
-from dosapp.heads.class_statistics import GaussianHead
+from dosapp.heads.gaussian import GaussianHead
 
 
 class PairedExpert:

@@ -35,8 +35,9 @@ from dosapp.functional.class_indices import remove_class_index
 from dosapp.functional.drift import kernel_weights, merge_drift
 from dosapp.functional.named_tensors import select_prefix
 from dosapp.heads.base import Head, HeadExpert
-from dosapp.heads.class_statistics import ClassStatistics, GaussianHead, NearestMeanHead
+from dosapp.heads.class_statistics import ClassStatistics
 from dosapp.heads.frozen_ensemble import EnsembleHead, PairedExpert
+from dosapp.heads.gaussian import GaussianHead, NearestMeanHead
 from dosapp.heads.ranpac import RandomFeatureStatistics, RanPACHead
 from dosapp.heads.temperature import Temperature, deal_folds
 from dosapp.scenario import Session

@@ -16,8 +16,9 @@ from torch.nn.functional import one_hot
 
 from dosapp.functional.losses import entropy
 from dosapp.functional.named_tensors import select_prefix
-from dosapp.heads.class_statistics import ClassStatistics, GaussianHead
+from dosapp.heads.class_statistics import ClassStatistics
 from dosapp.heads.feature_cache import FeatureCache
+from dosapp.heads.gaussian import GaussianHead
 from dosapp.methods.base import Tensors, method_dataclass
 from dosapp.methods.cache_adapter import CacheAdapter
 from dosapp.scenario import Session
