@@ -167,7 +167,7 @@ def test_updating_only_differing_entries_gives_the_bits_of_equation_3(student) -
         if turn == 2:
             student.assign(copy_weights(student.backbone))  # copies could differ anywhere now
             assert all(indices is None for indices in student.differing_indices.values())
-            student.find_differences()
+            student.rebuild_differing_indices()
         indices = student.differing_indices[selection.names[0]]
         assert 0 < len(indices) < 0.15 * expected[selection.names[0]].numel()
         student.step(student.clip_loss(*make_batch()))

@@ -1,4 +1,4 @@
-"""What determines a result: its key, the settings that group results into rows, and its label."""
+"""What determines a result: the key under which it is stored, its row in tables, and its label."""
 
 import inspect
 from collections.abc import Mapping
@@ -49,6 +49,11 @@ def compute_identity(
         **({} if s.precision == "float32" else {"precision": s.precision}),
         **_external_sources(s),
     }
+
+
+def compute_key(identity: Mapping[str, Any]) -> str:
+    """The hash under which a result is stored."""
+    return hash_key(identity)
 
 
 def common_stream_size(scenario: Scenario) -> int | None:

@@ -19,7 +19,7 @@ from dosapp.data.preprocess import Preprocess
 from dosapp.data.registry import SYNTHETIC, load_dataset
 from dosapp.data.stream_order import parse_class_range
 from dosapp.errors import InputError
-from dosapp.experiments.identity import compute_identity
+from dosapp.experiments.identity import compute_identity, compute_key
 from dosapp.experiments.presets import apply_preset
 from dosapp.methods.base import Method
 from dosapp.methods.registry import (
@@ -31,7 +31,6 @@ from dosapp.settings import (
     PAPER_EPOCHS,
     PAPER_LR,
     RunSettings,
-    hash_key,
     read_options,
     read_yaml,
 )
@@ -52,7 +51,7 @@ class Plan:
     @property
     def key(self) -> str:
         """The hash under which the result is stored."""
-        return hash_key(self.identity)
+        return compute_key(self.identity)
 
 
 def plan(settings: RunSettings, data: Any = None) -> Plan:

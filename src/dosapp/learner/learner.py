@@ -96,13 +96,15 @@ class Learner:
         s = self.settings = settings or LearnerSettings()
         self.training = self.initial_training
         backbone = backbone or load_backbone(s.backbone)
-        # Loaded by name once more when it is first needed; the fingerprint must be the same.
+        # If no copy is given, it is loaded by name again when it is first needed, and its
+        # fingerprint is checked.
         self._pretrained = pretrained or PretrainedBackbone(s.backbone, backbone.fingerprint())
         backbone.configure(s)  # device, precision, compilation
         self.device = backbone.logit_scale.device
         self.preprocess = backbone.preprocess
         if distributed.world_size() > 1:
-            # Each process encodes a part of every batch; weights are whole in each.
+            # Weights are replicated, batches are sharded: each process encodes a part of the rows
+            # and then has the features of all, so the loss is the same in each.
             backbone = DataParallelBackbone(backbone)
         # One method, or two: `adapt` names another one for the stream. `stages` names methods that
         # wrap the labelled one (merging, alignment) and add steps after its epochs.
@@ -116,7 +118,7 @@ class Learner:
             all_class_negatives=s.all_class_negatives,
         )
         self.replay_buffer = ReplayBuffer(s.buffer_size, s.seed)
-        # Options around every stream step, all off by default (docs/methods.md).
+        # Optional safeguards of each stream step, all off by default (docs/methods.md).
         self.mitigations = Mitigations(
             s.confidence_gate,
             s.entropy_lr_scaling,
@@ -137,7 +139,9 @@ class Learner:
             # Whether Gaussians of the pretrained backbone's features predict, too.
             with_pretrained=s.head_ensemble or (s.head is None and self.method.head_ensemble),
         )
-        self.canary = Canary()  # labelled images kept from training, by which a service guards
+        # Labelled images kept from training; a service measures each new version on them before it
+        # is published.
+        self.canary = Canary()
         self.sessions = 0  # finished ones
         self.method.setup(self.student)
         self.class_head.setup(self.student, self.method_expert)
@@ -152,7 +156,7 @@ class Learner:
 
     @property
     def pretrained(self) -> Backbone:
-        """The pretrained backbone, before the first session."""
+        """The pretrained backbone, unchanged by training."""
         return self._pretrained.backbone
 
     @property
@@ -421,7 +425,7 @@ class Learner:
         return self.method.adapts or self.class_head.follows_stream
 
     def experts(self) -> Mapping[str, Expert]:
-        """All models that can predict, by name; the first one answers."""
+        """All experts (models that can predict) by name; `predict` uses the first one."""
         experts = self.method.experts(self.student)
         if self.class_head.kind is None:
             return experts
@@ -436,6 +440,7 @@ class Learner:
     def method_expert(self) -> Expert:
         """The model of the method's first expert, whose features a head scores."""
         expert = next(iter(self.method.experts(self.student).values()))
+        # TDA and OGA wrap their model in a head that scores by a cache of stream features.
         return expert.expert if isinstance(expert, HeadExpert) else expert
 
     @torch.inference_mode()
@@ -459,7 +464,8 @@ class Learner:
         if not len(pixels):
             return []
         _, expert = self.answering_expert
-        # `logit_scale` is CLIP's learned scale as a factor (about 100), not its logarithm.
+        # `logit_scale` is CLIP's learned scale as a factor (about 100), not its logarithm; that of
+        # a `HeadExpert` is 1.
         scores = (expert.logit_scale * self.score_images(pixels, expert)).softmax(dim=1)
         values, indices = scores.topk(min(top, len(classes)), dim=1)
         predictions = []
@@ -494,7 +500,7 @@ class Learner:
         """As `score_images`, of images that the expert has encoded already.
 
         Args:
-            features: Of the images `[B, D]`.
+            features: Features `[B, D]` of the images.
             expert: The model that encoded them.
             prompts: Class names with their templates.
 
@@ -506,17 +512,19 @@ class Learner:
             return score_with_expert(expert, features, embeddings)
         index = {name: n for n, name in enumerate(self.classes)}
         if any(name not in index for name in prompts):
+            # Features of a pretrained copy, if a head needs them, follow the expert's own and are
+            # left out by `score_with_expert`.
             return self.score_features(features, expert.expert, prompts)
         return self.score_features(features, expert)[:, [index[name] for name in prompts]]
 
     # State
 
     def state(self) -> State:
-        """Named tensors and JSON facts that decide what it predicts and how it continues."""
+        """Named tensors and JSON metadata that decide what it predicts and how it continues."""
         return capture_state(self)
 
     def working_state(self) -> State:
-        """What training goes on from and no version has: optimizer, replay buffer, images."""
+        """What only later training needs, not stored in versions: optimizer, replay buffer."""
         return capture_working_state(self)
 
     def restore(self, state: State, working: State | None = None) -> None:
@@ -527,7 +535,7 @@ class Learner:
             working: What only the next training step needs, if training goes on from there.
 
         Raises:
-            CorruptRecordError: It does not fit; the learner cannot be used then.
+            CorruptRecordError: The state is not one of this learner, which cannot be used then.
         """
         restore_state(self, state, working)
 
@@ -549,10 +557,13 @@ class Learner:
             The new learner.
         """
         names = self.pretrained.weights()
+        # A state has the weights that were ever selected, as `student/NAME`; others are pretrained.
         unshared = [n for n in names if trainable or f"student/{n}" in state.tensors]
         backbone = self.pretrained.shared_copy(unshared=unshared)
         other = Learner(self.settings, backbone, self._pretrained)
-        other.canary = replace(self.canary)  # with images that `serve --canary` was given
+        # Restoring replaces the stored part of the canary; images of `serve --canary` are not in a
+        # state and stay.
+        other.canary = replace(self.canary)
         other.restore(state, working)
         return other
 
@@ -606,7 +617,7 @@ class Learner:
         Args:
             repo_id: `ORG/NAME`; it is created if it does not exist.
             private: Whether a new repository is private.
-            include_images: Allow it although images are sent: replay buffer, canary, a method's.
+            include_images: Upload also if the learner stores images (replay buffer, canary, NOTE).
             token: Of the hub; that of `hf auth login` or HF_TOKEN if not given.
 
         Returns:
@@ -653,7 +664,7 @@ class Learner:
         device: str = "cpu",
         trainable: bool = True,
     ) -> "Learner":
-        """The learner of a folder before any training; `at` gives it at a saved state.
+        """Build the untrained learner of a folder; `at` copies it at a saved state.
 
         Args:
             folder: Where it was saved.

@@ -164,7 +164,7 @@ def _restore(learner: "Learner", state: State, working: State | None) -> None:
     learner.class_head.load_state_dict(select_prefix("head/", tensors))
     learner.canary.load_state_dict(select_prefix("canary/", tensors), facts.get("canary", {}))
     student.set_trainable(_read_selection(facts, select_prefix("mask/", tensors)))
-    student.find_differences()
+    student.rebuild_differing_indices()
     student.session_selection = student.selection
     if working is not None:
         if "chosen" in working.facts:

@@ -72,20 +72,20 @@ class Student:
         # Class statistics that predict instead of captions, for methods that label the stream with
         # them. Where a learner has some, it sets them before every stream step.
         self.head: Head | None = None
-        # The backbone before any training, if that head scores its features, too.
+        # The pretrained backbone, if that head scores its features, too.
         self.pretrained: Backbone | None = None
         self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
         self.selection = Selection()  # the weights that train now
         # What the session selected. While a stage after the epochs trains, `selection` is the
         # stage's; `begin_stream` of a method starts from this one, and then both are the same.
         self.session_selection = Selection()
-        self.stream_skew = 0.0  # class skew of the stream in [0, 1]; at 1 teachers follow slowest
+        self.stream_skew = 0.0  # class skew of the stream in [0, 1]; at 1 teachers use δ everywhere
         self.steps = 0  # optimizer steps so far
         self.all_class_negatives = all_class_negatives
         # Whether `assign` replaced weights since the last step (an average, merging, restoration):
         # a teacher is then synchronised at the end of the session instead of averaged.
         self.weights_assigned = False
-        self.ever_selected: set[str] = set()  # in any session, stage or stream: saved weights
+        self.ever_selected: set[str] = set()  # names of weights; versions store only these
         # By name, of the current selection. `values` are the selected entries of a weight; a hook
         # gathers their gradient in the backward pass.
         self.trainable: dict[str, SparseParameter] = {}
@@ -121,11 +121,11 @@ class Student:
 
         Args:
             pixels: Images, or what the trunk made of them.
-            features: Of these images `[B, D]`.
-            text_features: Of one caption per class `[C, D]`.
+            features: Features `[B, D]` of these images.
+            text_features: Features `[C, D]` of one caption per class.
 
         Returns:
-            The head's logits `[B, C]`, or unscaled cosines.
+            The head's logits `[B, C]`, or unscaled cosines: for their order, not for a softmax.
         """
         if self.head is not None:
             if self.pretrained is not None:
@@ -144,7 +144,7 @@ class Student:
 
         Returns:
             Outputs of the trunk, which `encode_image` and `encode_text` of both models accept; the
-            images and captions themselves if the trunks differ or sharing does not pay.
+            images and captions themselves if the trunks differ (a wrapper may also return them).
         """
         captions = self.text_head.captions()
         trunk, other = self.backbone.trunk_weights(), copy.trunk_weights()
@@ -440,11 +440,12 @@ class Student:
         names, mask = self.selection.names, self.selection.mask or {}
         # A selected weight without a mask is active as a whole; one that is not selected is frozen.
         is_active = {n: mask.get(n, n in names) for n in unshared}
+        # Here a weight without indices is averaged as a whole.
         differing = {n: at for n, at in self.differing_indices.items() if at is not None}
         ema_update(unshared, weights, is_active, active=active, frozen=frozen, differing=differing)
         teacher.revision += 1
 
-    def find_differences(self) -> None:
+    def rebuild_differing_indices(self) -> None:
         """Compare copies with the student entry by entry, after both were restored.
 
         Only in weights that train now. Restoring went through `assign`, after which every weight
