@@ -96,9 +96,10 @@ def test_gradients_reach_every_weight_that_may_train(family) -> None:
         weight.requires_grad_(True)
     features = family.encode_image(images()) @ family.encode_text(CAPTIONS).T
     (family.logit_scale * features).log_softmax(dim=1).diagonal().sum().backward()
-    missing = {n for n, w in family.tower_weights().items() if w.grad is None or not w.grad.any()}
+    pretrained = family.pretrained_weights()
+    missing = {n for n, w in pretrained.items() if w.grad is None or not w.grad.any()}
     assert not missing
-    unused = family.weights().keys() - family.tower_weights().keys()
+    unused = family.weights().keys() - pretrained.keys()
     assert all(family.weights()[name].grad is None for name in unused)
     layers = 2 * (2 if "swiglu" in family.name else 1) + 2
     assert len(family.first_mlp_weights()) == layers

@@ -27,8 +27,8 @@ def test_predictions_are_the_heads(learned) -> None:
     learner, scenario = learned
     pixels = scenario.tasks[0].test.read(range(4))
     _, expert = learner.answering_expert
-    texts = learner.student.text_head.class_embeddings(expert.expert)
-    logits = expert.head.score(expert.expert.encode_image(pixels), texts)
+    texts = learner.student.text_head.class_embeddings(expert.encoder)
+    logits = expert.head.score(expert.encoder.encode_image(pixels), texts)
     for prediction, row in zip(learner.predict(pixels), logits.softmax(dim=1), strict=True):
         assert prediction.label == learner.classes[int(row.argmax())]
         assert prediction.score == pytest.approx(row.max().item(), abs=1e-5)
@@ -60,7 +60,7 @@ def test_unknown_classes_are_predicted_by_their_captions(learned) -> None:
         "a red disc": scenario.tasks[0].prompts,
         learner.classes[0]: scenario.tasks[0].prompts,
     }
-    by_text = learner.score_images(pixels, expert.expert, prompts)
+    by_text = learner.score_images(pixels, expert.encoder, prompts)
     assert torch.equal(learner.score_images(pixels, expert, prompts), by_text)
 
 

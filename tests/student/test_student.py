@@ -179,7 +179,9 @@ def test_updating_only_differing_entries_gives_the_bits_of_equation_3(student) -
             assert torch.equal(teacher.weights()[name], expected[name])
 
 
-@pytest.mark.parametrize(("weights", "times"), [("first_mlp_weights", 1), ("tower_weights", 2)])
+@pytest.mark.parametrize(
+    ("weights", "times"), [("first_mlp_weights", 1), ("pretrained_weights", 2)]
+)
 def test_two_experts_share_a_forward_pass_of_an_equal_trunk(student, weights, times) -> None:
     """Labels and loss are those of separate forward passes."""
     method = DoSAPP()

@@ -119,7 +119,7 @@ class Backbone(Protocol):
     def weights(self) -> Weights:
         """All weights: the towers' and those that methods have added."""
 
-    def tower_weights(self) -> Weights:
+    def pretrained_weights(self) -> Weights:
         """The weights of the pretrained model."""
 
     def trunk_weights(self) -> Weights:

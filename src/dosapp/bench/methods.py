@@ -87,7 +87,7 @@ def _train(config: Mapping[str, Any], method: str, classes: int) -> Learner:
 def _copied_bytes(learner: Learner) -> int:
     """Bytes of weights that teachers and earlier experts do not share with the student."""
     own = {weight.data_ptr() for weight in learner.student.backbone.weights().values()}
-    frozen = learner.student.pretrained
+    frozen = learner.student.frozen_copy
     copies = [
         *learner.method.shared_copies().values(),
         *learner.class_head.shared_copies().values(),

@@ -114,7 +114,7 @@ class Evaluator:
         return sum(len(t.classes) for t in self.scenario.tasks[:task])
 
     def _task_logits(self, expert: Expert, task: int, seen: Iterable[int] | None = None) -> Tensor:
-        """Cosines `[N, C]` of a task's test images with the classes of all seen tasks."""
+        """Scores `[N, C]` of a task's test images: cosines with captions, or a head's logits."""
         tasks = self.scenario.tasks if seen is None else [self.scenario.tasks[n] for n in seen]
         prompts = {name: t.prompts for t in tasks for name in t.classes}
         batches = self._encode_task(expert, task)
@@ -123,7 +123,7 @@ class Evaluator:
     @torch.inference_mode()
     def _encode_task(self, expert: Expert, task: int) -> list[Tensor]:
         """Image features of a task's test set by batch, computed once per change of the weights."""
-        encoder = expert.expert if isinstance(expert, HeadExpert) else expert
+        encoder = expert.encoder if isinstance(expert, HeadExpert) else expert
         encoded = self._encoded.setdefault(encoder, {})
         if task not in encoded or encoded[task][0] != encoder.revision:
             test = self.scenario.tasks[task].test

@@ -136,6 +136,7 @@ def forgetting_matrix(R: Matrix) -> Matrix:
     return F
 
 
+# Each has an entry in `DEFINITIONS`.
 MATRIX_METRICS: Mapping[str, Callable[[Matrix], float]] = {
     f.__name__: f
     for f in (

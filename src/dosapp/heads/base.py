@@ -25,35 +25,35 @@ class HeadExpert:
     """A model whose image features a head scores.
 
     Args:
-        expert: The model that encodes.
+        encoder: The model that encodes.
         head: What scores its image features.
     """
 
-    def __init__(self, expert: Expert, head: Head) -> None:
-        self.expert, self.head = expert, head
-        self.image_size = expert.image_size
+    def __init__(self, encoder: Expert, head: Head) -> None:
+        self.encoder, self.head = encoder, head
+        self.image_size = encoder.image_size
 
     @property
     def revision(self) -> int:
         """Increased whenever a weight changes."""
-        return self.expert.revision
+        return self.encoder.revision
 
     @property
     def logit_scale(self) -> Tensor:
         """One: a head's scores are logits already."""
-        return torch.ones_like(self.expert.logit_scale)
+        return torch.ones_like(self.encoder.logit_scale)
 
     def encode_image(self, pixels: Tensor) -> Tensor:
         """Unit features `[B, D]` of images in [0, 1]."""
-        return self.expert.encode_image(pixels)
+        return self.encoder.encode_image(pixels)
 
     def encode_text(self, captions: Sequence[str]) -> Tensor:
         """Unit features `[C, D]` of captions."""
-        return self.expert.encode_text(captions)
+        return self.encoder.encode_text(captions)
 
     def weights(self) -> Weights:
         """All weights by name."""
-        return self.expert.weights()
+        return self.encoder.weights()
 
 
 def score_with_expert(expert: Expert, features: Tensor, text_features: Tensor) -> Tensor:

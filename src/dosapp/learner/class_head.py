@@ -50,7 +50,7 @@ FOLDS = 5  # of a session's images, for the temperature
 
 @dataclass
 class ClassHead:
-    """Statistics of the answering expert's features, and how they move."""
+    """Statistics of the features of the method's expert, and how they move."""
 
     kind: HeadKind | None = None  # None: captions predict
     text_weight: float = 0.0  # of the captions' logits, beside GDA's or RanPAC's
@@ -100,7 +100,7 @@ class ClassHead:
             self._old = student.shared_copy()
         if self.with_pretrained:
             # Weights are shared until they train, and no method knows of this copy.
-            self._pretrained = student.pretrained = student.shared_copy()
+            self._pretrained = student.frozen_copy = student.shared_copy()
 
     def wrap_expert(self, expert: Expert) -> HeadExpert:
         """The expert with this head; the same object as long as the expert is."""
@@ -145,7 +145,7 @@ class ClassHead:
 
     @torch.no_grad()
     def end_session(self, student: Student, expert: Expert, session: Session) -> None:
-        """Add the features of the session's images, as the answering expert encodes them now."""
+        """Add the features of the session's images, as the method's expert encodes them now."""
         if self.kind is None:
             return
         batches = session.train.batches(ENCODE_BATCH_SIZE)
@@ -200,8 +200,8 @@ class ClassHead:
 
         Args:
             pixels: Images of the stream `[B, 3, H, W]`.
-            before: Their features before the step `[B, D]`, of the answering expert.
-            expert: The answering expert after the step.
+            before: Their features before the step `[B, D]`, of the method's expert.
+            expert: The method's expert after the step.
         """
         if self._old is None or not self.statistics.means:
             return

@@ -51,7 +51,7 @@ def export(
     name, expert = learner.answering_expert
     head = expert.head if isinstance(expert, HeadExpert) else None
     if isinstance(expert, HeadExpert):
-        expert = expert.expert
+        expert = expert.encoder
     frozen: Backbone | None = None
     if isinstance(expert, PairedExpert):
         frozen = expert.frozen

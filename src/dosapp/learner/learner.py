@@ -94,7 +94,7 @@ class Learner:
                 "Learner.load(folder) for a saved one"
             )
         s = self.settings = settings or LearnerSettings()
-        self.training = self.initial_training
+        self.training = self.initial_training  # learning rate, epochs, batch size of sessions
         backbone = backbone or load_backbone(s.backbone)
         # If no copy is given, it is loaded by name again when it is first needed, and its
         # fingerprint is checked.
@@ -441,7 +441,7 @@ class Learner:
         """The model of the method's first expert, whose features a head scores."""
         expert = next(iter(self.method.experts(self.student).values()))
         # TDA and OGA wrap their model in a head that scores by a cache of stream features.
-        return expert.expert if isinstance(expert, HeadExpert) else expert
+        return expert.encoder if isinstance(expert, HeadExpert) else expert
 
     @torch.inference_mode()
     def predict(self, images: Images, top: int = 5) -> list[Prediction]:
@@ -512,9 +512,9 @@ class Learner:
             return score_with_expert(expert, features, embeddings)
         index = {name: n for n, name in enumerate(self.classes)}
         if any(name not in index for name in prompts):
-            # Features of a pretrained copy, if a head needs them, follow the expert's own and are
-            # left out by `score_with_expert`.
-            return self.score_features(features, expert.expert, prompts)
+            # A `PairedExpert` appends features of the pretrained model, `[B, 2 D]`, which
+            # `score_with_expert` leaves out.
+            return self.score_features(features, expert.encoder, prompts)
         return self.score_features(features, expert)[:, [index[name] for name in prompts]]
 
     # State

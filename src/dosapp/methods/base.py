@@ -124,7 +124,7 @@ class AdaptResult:
     labels: Tensor  # [B] pseudo-labels, indices of the student's classes
     loss: Tensor | None = None  # None: nothing to learn from this batch
     disagreement: float = 0.0  # share of the images on which the experts disagree
-    features: Tensor | None = None  # [B, D] of the answering expert, if the loss needed them
+    features: Tensor | None = None  # [B, D] by the method's expert, if the loss needed them
     trusted: Tensor | None = None  # [B] bool: images that passed the confidence gate; None: all
     stepped: bool = False  # whether the weights or a head's statistics changed
 
@@ -201,7 +201,7 @@ class Method:
         Returns:
             Names of weights, with a mask if only some entries train.
         """
-        return Selection(tuple(student.backbone.tower_weights()))
+        return Selection(tuple(student.backbone.pretrained_weights()))
 
     def begin_session(self, student: Student, session: Session) -> None:
         """Called when the selection is made and no weight has changed yet.

@@ -25,5 +25,5 @@ class SLCA(ClassifierAlignment):
     }
 
     def select_parameters(self, student: Student, batches: Batches) -> Selection:
-        names = tuple(student.backbone.tower_weights())
+        names = tuple(student.backbone.pretrained_weights())
         return Selection(names, lr_scales=self.lr_scales(student))

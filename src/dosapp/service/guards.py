@@ -26,7 +26,7 @@ from dosapp.service.stream import StreamSample
 CALLER_LABELS = 256  # by which the skew of a caller is judged
 FEWEST_LABELS = 32  # with fewer a caller is not judged
 WINDOW = 50  # steps over which live signals are averaged
-CLIP = 4.0  # margin, in log-odds, above which an image is safely right
+MARGIN_BOUND = 4.0  # log-odds above which an image is safely right; margins are clamped to it
 
 
 @dataclass
@@ -153,8 +153,9 @@ class Guard:
         if not len(canary):
             return None
         # Clipped: an image that is safely right cannot make up for one that is not.
-        now, before = canary.margins, canary.baseline_margins
-        fall = (before.clamp(-CLIP, CLIP) - now.clamp(-CLIP, CLIP)).mean().item()
+        margins = (canary.baseline_margins, canary.margins)
+        before, now = (m.clamp(-MARGIN_BOUND, MARGIN_BOUND) for m in margins)
+        fall = (before - now).mean().item()
         # What a stream teaches raises margins. A class that gains without that gains by harm.
         pull, has_risen = canary.pull.max().item(), fall < -s.canary_margin
         if pull > (s.canary_pull if has_risen else s.canary_pull / 2):

@@ -48,8 +48,8 @@ class Tokens:
     """`tokens.json` in a learner's folder: name → role and hash.
 
     The file is read again whenever it has changed, so that a removed token stops working at once.
-    No file means no tokens: then no token is accepted. So does a file that cannot be used, which
-    is an error.
+    Without the file no token is accepted. A file that cannot be used is an error, and no token is
+    accepted either.
 
     Example:
         >>> import tempfile

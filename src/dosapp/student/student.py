@@ -72,14 +72,17 @@ class Student:
         # Class statistics that predict instead of captions, for methods that label the stream with
         # them. Where a learner has some, it sets them before every stream step.
         self.head: Head | None = None
-        # The pretrained backbone, if that head scores its features, too.
-        self.pretrained: Backbone | None = None
+        # A copy that never trains, set once by `ClassHead.setup` if the head scores `[B, 2 D]`: the
+        # student's features and this copy's.
+        self.frozen_copy: Backbone | None = None
         self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
         self.selection = Selection()  # the weights that train now
         # What the session selected. While a stage after the epochs trains, `selection` is the
         # stage's; `begin_stream` of a method starts from this one, and then both are the same.
         self.session_selection = Selection()
-        self.stream_skew = 0.0  # class skew of the stream in [0, 1]; at 1 teachers use δ everywhere
+        # Class skew of the stream in [0, 1]; at 1 teachers use δ everywhere. Set by `Mitigations`,
+        # and zero unless `skew_aware_ema` is on.
+        self.stream_skew = 0.0
         self.steps = 0  # optimizer steps so far
         self.all_class_negatives = all_class_negatives
         # Whether `assign` replaced weights since the last step (an average, merging, restoration):
@@ -128,8 +131,8 @@ class Student:
             The head's logits `[B, C]`, or unscaled cosines: for their order, not for a softmax.
         """
         if self.head is not None:
-            if self.pretrained is not None:
-                features = torch.cat([features, self.pretrained.encode_image(pixels)], dim=1)
+            if self.frozen_copy is not None:
+                features = torch.cat([features, self.frozen_copy.encode_image(pixels)], dim=1)
             return self.head.score(features, text_features)
         return features @ text_features.T
 
@@ -280,12 +283,12 @@ class Student:
             self.differing_indices[name] = none_if_dense(union, parameter.weight.numel())
         self._optimizer = None
         if self.trainable:
-            towers = self.backbone.tower_weights()  # added parameters are not decayed
+            pretrained = self.backbone.pretrained_weights()  # added ones are not decayed
             groups = [
                 {
                     "params": [parameter.values],
                     "base_lr": self.lr * selection.lr_scales.get(name, 1.0),
-                    "weight_decay": self.weight_decay if name in towers else 0.0,
+                    "weight_decay": self.weight_decay if name in pretrained else 0.0,
                 }
                 for name, parameter in self.trainable.items()
             ]

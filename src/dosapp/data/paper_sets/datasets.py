@@ -244,8 +244,9 @@ def load_local_copy(name: str, path: Path) -> Dataset[ImageSource]:
         raise InputError(f"data folder '{path}' does not exist; --data-dir takes a copy of {name}")
     path = next((p for p in (path / f"{name}.tar", path / name) if p.exists()), path)
     files = list_files(path) if path.is_dir() or path.suffix == ".tar" else {}
+    read_release = READERS[name]
     try:
-        release = READERS[name](files, paper.classes)
+        release = read_release(files, paper.classes)
     except (KeyError, ValueError, IndexError) as error:
         raise InputError(
             f"'{path}' looks like the release of {name}, but something is missing in it ({error})"

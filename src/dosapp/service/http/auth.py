@@ -89,9 +89,11 @@ def check_query_names(request: Request) -> None:
                 raise unknown_name("parameter", given[:40], names)
 
 
-PredictCaller = Annotated[Caller, Depends(RequireRole("predict"))]  # of routes that only read
-TeachCaller = Annotated[Caller, Depends(RequireRole("teach"))]  # that change, or show who did
-OperatorCaller = Annotated[Caller, Depends(RequireRole("teach", takes_slot=False))]  # that stop it
+# The caller of a route that reads or predicts; that changes the service, or shows who did; that
+# freezes it, which must act at once and so waits for no slot.
+PredictCaller = Annotated[Caller, Depends(RequireRole("predict"))]
+TeachCaller = Annotated[Caller, Depends(RequireRole("teach"))]
+FreezeCaller = Annotated[Caller, Depends(RequireRole("teach", takes_slot=False))]
 
 
 def identify(

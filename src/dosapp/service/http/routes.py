@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from dosapp.errors import InputError, TooLargeError
 from dosapp.history.version import Version
-from dosapp.service.http.auth import OperatorCaller, PredictCaller, RequireRole, TeachCaller
+from dosapp.service.http.auth import FreezeCaller, PredictCaller, RequireRole, TeachCaller
 from dosapp.service.http.requests import ThreadPools, content_type, read_form, read_json
 from dosapp.service.http.schemas import (
     AuditEntry,
@@ -326,7 +326,7 @@ async def rollback(
 
 
 @router.post("/freeze")
-async def freeze(caller: OperatorCaller, service: ServiceDep, pools: PoolsDep) -> FreezeResponse:
+async def freeze(caller: FreezeCaller, service: ServiceDep, pools: PoolsDep) -> FreezeResponse:
     """Stop learning from the stream at once; `trouble` tells if a restart would not know."""
     return FreezeResponse(
         frozen=True, trouble=await pools.operate(caller, service.freeze, caller.name)
@@ -334,7 +334,7 @@ async def freeze(caller: OperatorCaller, service: ServiceDep, pools: PoolsDep) -
 
 
 @router.post("/unfreeze")
-async def unfreeze(caller: OperatorCaller, service: ServiceDep, pools: PoolsDep) -> FreezeResponse:
+async def unfreeze(caller: FreezeCaller, service: ServiceDep, pools: PoolsDep) -> FreezeResponse:
     """Learn from the stream again."""
     return FreezeResponse(
         frozen=False, trouble=await pools.operate(caller, service.unfreeze, caller.name)
