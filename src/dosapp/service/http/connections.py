@@ -204,8 +204,10 @@ def make_protocol(service: Service) -> type:
             if self.conn.their_state is h11.IDLE:
                 head = self.conn.trailing_data[0]
                 blank = BLANK_LINE.search(head)
-                if head.count(b"\n", 0, blank.start() if blank else len(head)) > MAX_HEADERS:
-                    self.send_400_response("Too many headers.")
+                end = blank.start() if blank else len(head)
+                # h11 has a limit of its own, but only for headers that are not complete yet.
+                if end > MAX_HEADER_BYTES or head.count(b"\n", 0, end) > MAX_HEADERS:
+                    self.send_400_response("Too many headers, or too long ones.")
                     return
             super().handle_events()
             if self.conn.small_chunks >= CHUNKS_AT_ONCE and not self.transport.is_closing():
