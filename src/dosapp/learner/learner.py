@@ -126,14 +126,14 @@ class Learner:
             s.mask_reactivation,
             s.reactivation_interval,
         )
-        # Class statistics that predict instead of captions; `kind` is None if captions predict. A
-        # method may bring a head of its own.
+        # Class statistics that predict; `kind` is None if captions predict. A method may bring its
+        # own. The weight is the factor of the captions' logits beside the head's.
         text_weight = s.head_text_weight if s.head else self.method.head_text_weight
         self.class_head = ClassHead(
             s.head or self.method.head,
             text_weight,
-            s.head_width,
-            s.seed,
+            width=s.head_width,  # random features, of RanPAC only, drawn with the seed
+            seed=s.seed,
             # Whether images of a new session move the means of earlier classes, too.
             from_sessions=s.head_session_drift,
             # Whether Gaussians of the pretrained backbone's features predict, too.
@@ -353,7 +353,7 @@ class Learner:
 
     @property
     def needs_two_classes(self) -> bool:
-        """Whether a session changes nothing while the learner knows one class only."""
+        """Whether one class alone teaches nothing: there is no caption to contrast with."""
         # Class statistics are collected of one class, too; zero-shot only adds its caption.
         return self.class_head.kind is None and self.settings.method != "zero-shot"
 
@@ -520,7 +520,7 @@ class Learner:
     # State
 
     def state(self) -> State:
-        """Named tensors and JSON metadata that decide what it predicts and how it continues."""
+        """Named tensors and JSON metadata: what predicts, and what is known of the sessions."""
         return capture_state(self)
 
     def working_state(self) -> State:
@@ -532,7 +532,7 @@ class Learner:
 
         Args:
             state: Of a learner with the same settings and backbone.
-            working: What only the next training step needs, if training goes on from there.
+            working: What only training needs (optimizer, replay buffer), if it goes on from there.
 
         Raises:
             CorruptRecordError: The state is not one of this learner, which cannot be used then.
@@ -550,7 +550,7 @@ class Learner:
 
         Args:
             state: A captured state.
-            working: What the next step needs, if training goes on from there.
+            working: What only training needs (optimizer, replay buffer), if it goes on from there.
             trainable: Whether it will train.
 
         Returns:

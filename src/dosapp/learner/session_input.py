@@ -76,7 +76,7 @@ def describe_only_class(name: str) -> str:
     """Say why a learner's only class cannot be trained, and what would work."""
     return (
         f"'{name}' would be the learner's only class, so there is no other class to distinguish it "
-        "from and nothing trains; put at least two classes in the first session"
+        "from and nothing useful is learned; put at least two classes in the first session"
     )
 
 

@@ -1,9 +1,10 @@
 """The student: a backbone with classes, and the only object through which weights change.
 
 A method says which weights train and what the loss is; the learner's loops hand both to
-`set_trainable` and `step`. A method never writes a weight itself: values that are no optimizer
-step, such as averages, go through `ema_update` and `assign`. Shared copies of the student
-(teachers, and models as they were before a session) are created, updated and restored here too.
+`select_for_session` and `step`. For the stream a method calls `set_trainable`. It never writes a
+weight itself: values that are no optimizer step, such as averages, go through `ema_update` and
+`assign`. Shared copies of the student (teachers, and models as they were before a session) are
+created, updated and restored here too.
 Equations are those of the paper (docs/paper-notes.md). An expert is any model that predicts: the
 student's backbone, a teacher, an ensemble of both, or one of these with a head.
 """
@@ -85,8 +86,9 @@ class Student:
         self.stream_skew = 0.0
         self.steps = 0  # optimizer steps so far
         self.all_class_negatives = all_class_negatives
-        # Whether `assign` replaced weights since the last step (an average, merging, restoration):
-        # a teacher is then synchronised at the end of the session instead of averaged.
+        # Whether a teacher must be synchronised at the end of the session instead of averaged:
+        # `assign` has replaced weights (an average, merging) since the last step, or merging did so
+        # before an alignment. Restoring a learner clears it.
         self.weights_assigned = False
         self.ever_selected: set[str] = set()  # names of weights; versions store only these
         # By name, of the current selection. `values` are the selected entries of a weight; a hook
@@ -493,7 +495,10 @@ class Student:
         return {n: states[p.values] for n, p in self.trainable.items() if p.values in states}
 
     def held_tensors(self) -> list[Tensor]:
-        """All that the student stores besides the backbone's weights, to measure its memory."""
+        """What training holds: values, gradients, optimizer state, masks, scores, indices.
+
+        For measuring memory. The values of a weight without a mask are the weight itself.
+        """
         held = [*self.optimizer_state().values(), *self.differing_indices.values()]
         for parameter in self.trainable.values():
             held += [parameter.values, parameter.values.grad, parameter.indices]
