@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 pytest.importorskip("playwright")
-from playwright.sync_api import JSHandle, Page, expect
+from playwright.sync_api import JSHandle, Page, Route, expect
 from starlette.testclient import TestClient
 
 from dosapp.data.preprocess import to_bytes
@@ -352,6 +352,13 @@ class TestLearn:
         url, service = served(adapt=False)
         service.writer.guard.check_session = lambda before, after: "train with a smaller lr"
         page = visit(url)
+
+        def answer_late(route: Route) -> None:  # after the page has seen the job at /status
+            answer = route.fetch()
+            page.wait_for_timeout(1500)
+            route.fulfill(response=answer)
+
+        page.route("**/learn*", answer_late)
         page.get_by_label("Class name").fill("fox")
         page.set_input_files("#class-files", files(scenario, 1, 2))
         page.get_by_role("button", name="Learn the class", exact=True).click()

@@ -289,7 +289,7 @@ function showCorrections(count) {
   $("corrections").hidden = !count;
   setText(message, `${plural(count, "correction waits", "corrections wait")} for a session.`);
   learn.onclick = () => runOnce(learn, $("predict-error"), async () => {
-    followJob(await post("learn", {}), $("predict-jobs"));
+    await sendSession({}, $("predict-jobs"));
     $("corrections").hidden = true;
   });
   discard.onclick = () => runOnce(discard, $("predict-error"), async () => {
@@ -328,20 +328,28 @@ function chooseArchive(file) {
   setText($("archive").querySelector(".message"), file ? `${file.name}, ${Math.ceil(file.size / 1000).toLocaleString()} kB` : "");
 }
 
-/** Send a form as a session; `take` empties it and returns how to fill it again. */
+let sending = 0; // sessions that the service may know already, but this page does not yet
+
+/** Send a session and follow its job; `take` empties its form and returns how to fill it again. */
+async function sendSession(body, container, take = () => null) {
+  sending += 1;
+  try {
+    followJob(await post(`learn${sessionOptions()}`, body), container, take());
+  } finally {
+    sending -= 1;
+  }
+}
+
 function learnOnSubmit(form, buildBody, take) {
   form.onsubmit = event => {
     event.preventDefault();
-    runOnce(form.querySelector(".primary"), form.querySelector(".error"), async () => {
-      const job = await post(`learn${sessionOptions()}`, buildBody());
-      followJob(job, $("learn-jobs"), take());
-    });
+    runOnce(form.querySelector(".primary"), form.querySelector(".error"), () => sendSession(buildBody(), $("learn-jobs"), take));
   };
 }
 
 function sessionOptions() {
   const given = new URLSearchParams([...$("session-options").querySelectorAll("input")].filter(field => field.value).map(field => [field.name, field.value]));
-  return given.size ? `?${given}` : "";
+  return String(given) && `?${given}`;
 }
 
 learnOnSubmit($("one-class"), () => {
@@ -495,7 +503,8 @@ function showStatus(status) {
   }
   if (status.writes) {
     showCorrections(status.corrections);
-    for (const job of status.jobs) if (!followedJobs.has(job.id)) followJob(job, $("learn-jobs"));
+    // While one is sent, its job may be among them; it is followed by who sent it.
+    if (!sending) for (const job of status.jobs) if (!followedJobs.has(job.id)) followJob(job, $("learn-jobs"));
   }
 }
 
