@@ -7,6 +7,7 @@ import torch
 
 from dosapp.data.preprocess import to_bytes
 from dosapp.drills.guards import GUARDS_OFF
+from dosapp.errors import StorageError
 from dosapp.history.record import compute_checksum
 from dosapp.learner.canary import Canary
 from dosapp.service.guards import Guard
@@ -76,7 +77,7 @@ class TestService:
         assert (status["left_out"], status["frozen"]) == (["flood"], "")
         (entry,) = [e for e in service.audit.last() if e["what"] == "left out"]
         assert entry["caller"] == "flood"
-        assert "refused 2 times in a row: the experts disagree" in entry["why"]
+        assert "refused 2 times more often than accepted: the experts disagree" in entry["why"]
 
         version, adapted = service.version, service.writer.signals.adapted
         send(service, 4, honest=honest, flood=shuffled)
@@ -129,6 +130,19 @@ class TestService:
         adapt_to_both(service, 6, honest, shuffled)
         assert (service.writer.signals.refused, service.writer.guard.refusals) == (1, 1)
         assert "by" not in service.audit.last()[-1]
+
+    def test_a_version_that_cannot_be_read_now_still_counts_as_a_refusal(
+        self, folder, honest, shuffled, monkeypatch
+    ) -> None:
+        service = start(folder)
+
+        def fail(number: int) -> None:
+            raise StorageError(f"version {number} cannot be read now")
+
+        monkeypatch.setattr(service.history, "at", fail)
+        adapt_to_both(service, 12, honest, shuffled)
+        assert (service.writer.signals.refused, service.writer.guard.refusals) == (2, 2)
+        assert service.writer.frozen.startswith("refused 2 intervals in a row")
 
     def test_it_stays_so_after_a_restart_until_a_session(self, folder, honest, shuffled) -> None:
         first = start(folder)

@@ -80,7 +80,9 @@ class ServiceSettings(Settings):
     )
     confidence_gate: float | None = Field(None, ge=0, lt=1, description="overrides the learner's")
     skew_aware_ema: bool | None = Field(None, description="overrides the learner's")
-    max_refusals: int = Field(3, ge=1, description="refused intervals in a row until it freezes")
+    max_refusals: int = Field(
+        3, ge=1, description="refusals until it freezes or leaves a caller out"
+    )
 
     token: bool = Field(True, description="callers need a token; without, only this machine")
     max_body: int = Field(64_000_000, ge=1, description="bytes of a request")

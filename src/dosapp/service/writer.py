@@ -491,7 +491,8 @@ class Writer:
         for caller in left_out:
             with self._condition:
                 self.signals.skipped += self._stream.drop_caller(caller)
-            why = f"its images were refused {self.settings.max_refusals} times in a row: {reason}"
+            times = f"{self.settings.max_refusals} times more often than accepted"
+            why = f"its images were refused {times}: {reason}"
             logger.warning("'%s' is left out of the stream: %s", caller, why)
             self.on_event("left out", {"caller": caller, "why": why, "version": self._version})
         if left_out:
@@ -502,8 +503,11 @@ class Writer:
         elif responsible == [] and self._return_to_session("no caller's images are harmful alone"):
             self.guard.undone += 1
         if self.guard.must_freeze:
-            times = max(self.guard.refusals, self.guard.undone)
-            self._stop_adapting(f"refused {times} intervals in a row: {reason}")
+            refusals, undone = self.guard.refusals, self.guard.undone
+            times = f"{refusals} intervals in a row"
+            if undone > refusals:
+                times = f"the stream {undone} times since the last session"
+            self._stop_adapting(f"refused {times}: {reason}")
             logger.warning("adaptation is frozen: %s", self.frozen)
             self.on_event("froze", {"why": self.frozen, "version": self._version})
 
@@ -524,15 +528,19 @@ class Writer:
         """Find the callers whose images of the interval, learned from alone, are refused too.
 
         Returns:
-            These callers; None if there was no time to try.
+            These callers; None if there was no time to try, or a version cannot be read now.
         """
         by_caller: dict[str, list[Tensor]] = {}
         for sample in self._unchecked_samples:
             by_caller.setdefault(sample.caller, []).append(sample.pixels)
-        number = find_session_version(self.learner, self.history)
-        if len(by_caller) == 1 and number == self._version and not self._unsaved_steps:
-            return list(by_caller)  # the trial would repeat the interval
-        state = self.history.at(number) if number else self._last_good[0]
+        try:
+            number = find_session_version(self.learner, self.history)
+            if len(by_caller) == 1 and number == self._version and not self._unsaved_steps:
+                return list(by_caller)  # the trial would repeat the interval
+            state = self.history.at(number) if number else self._last_good[0]
+        except (DosappError, OSError) as error:
+            logger.warning("no caller can be tried alone: %s", error)
+            return None
         trials = Trials(
             self.guard,
             is_reader_behind=self.is_reader_behind,
