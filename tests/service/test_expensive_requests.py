@@ -122,8 +122,13 @@ class TestAnswers:
 
 
 class TestForms:
-    def test_a_short_boundary_is_refused(self, client) -> None:
-        head = {"Content-Type": "multipart/form-data; boundary=a"}
+    @pytest.mark.parametrize(
+        "given",
+        ["boundary=a", "Boundary=a", "boundary =a", "xboundary=12345678; boundary=a",
+         "boundary=12345678; boundary=a"],
+    )  # fmt: skip
+    def test_a_short_boundary_is_refused(self, client, given) -> None:
+        head = {"Content-Type": f"multipart/form-data; {given}"}
         answer = client.post("/predict", content=b"--a\r\n" * 1000, headers=head)
         assert answer.status_code == 400
         assert "give at least 8 characters" in answer.json()["error"]
