@@ -187,6 +187,8 @@ class TestStore:
 
     def test_other_spellings_of_the_same_run_do_not(self, small) -> None:
         key = plan(small()).key
+        assert "one class" not in plan(small()).identity
+        assert plan(small(classes=3, tasks=3)).identity["one class"] == 2  # it trains since 0.3
         assert plan(small(options={"sparsity": 0.1})).key == key
         assert plan(small(options={"ema.gamma": 0.8})).key == key
         assert plan(small(options={"smoothing.gamma": 0.8})).key == key  # its name in version 0.1

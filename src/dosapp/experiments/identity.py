@@ -44,6 +44,7 @@ def compute_identity(
         "stream": scenario.hash,
         "backbone": backbone.fingerprint(),
         **({} if is_decided else {"training": RULE_VERSION}),  # sessions decide, by this rule
+        **({"one class": 2} if _has_session_of_one_class(scenario) else {}),  # 1: nothing trained
         **_enabled_features(s),
         **({"reads": hash_key({"reads": external})} if external else {}),
         **({} if s.precision == "float32" else {"precision": s.precision}),
@@ -54,6 +55,11 @@ def compute_identity(
 def compute_key(identity: Mapping[str, Any]) -> str:
     """The hash under which a result is stored."""
     return hash_key(identity)
+
+
+def _has_session_of_one_class(scenario: Scenario) -> bool:
+    sessions = map(scenario.session, range(len(scenario.task_groups)))
+    return any(len(session.classes) == 1 for session in sessions)
 
 
 def common_stream_size(scenario: Scenario) -> int | None:
