@@ -214,7 +214,7 @@ class TestConnections:
 
     def test_slow_bodies_take_slots_of_their_caller_only_and_end(self, folder, caplog) -> None:
         slow = "Content-Type: image/png\r\nContent-Length: 60000\r\n"
-        limits = {"max_requests": 4, "max_caller_requests": 3, "body_timeout": 2.0}
+        limits = {"max_requests": 4, "max_caller_requests": 3, "body_timeout": 10.0}
         with listening(folder, **limits) as (address, tokens, _):
             held = [ask(address, "/predict", tokens["hostile"], "POST", slow, b"x" * 99)
                     for _ in range(3)]  # fmt: skip
@@ -236,7 +236,13 @@ class TestConnections:
                 with contextlib.suppress(OSError):
                     silent[1].sendall(b"G")
                 time.sleep(0.1)
-            assert read_status(ask(address, token=tokens["honest"])) == 200
+
+            def is_answered() -> bool:  # a busy machine may be silent for half a second, too
+                with contextlib.suppress(IndexError, ConnectionError):
+                    return read_status(ask(address, token=tokens["honest"])) == 200
+                return False
+
+            wait_until(is_answered)
             for connection in silent:
                 with connection, contextlib.suppress(ConnectionError):
                     connection.recv(1000)  # a time-out here is an error
@@ -298,7 +304,8 @@ class TestConnections:
                 connection.close()
 
     def test_a_connection_of_a_known_caller_is_kept_while_others_come(self, folder) -> None:
-        with listening(folder, max_connections=8) as (address, tokens, _):
+        limits = {"max_connections": 8, "header_timeout": 60.0}  # more than a busy machine takes
+        with listening(folder, **limits) as (address, tokens, _):
             kept = http.client.HTTPConnection(*address, timeout=30)
             head = {"Authorization": f"Bearer {tokens['honest']}"}
             for _ in range(3):

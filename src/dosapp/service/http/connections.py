@@ -1,6 +1,7 @@
 """How the service listens: uvicorn, with limits for what is read before a caller is known."""
 
 import asyncio
+import math
 import re
 from collections import Counter
 from typing import Any
@@ -75,6 +76,7 @@ def make_config(app: ASGIApp, service: Service) -> Any:
         server_header=False,
         proxy_headers=False,  # a header must not decide who the caller is
         backlog=2048,
+        timeout_keep_alive=math.ceil(service.settings.header_timeout),  # after an answer
         timeout_graceful_shutdown=30,
     )
 
