@@ -2,10 +2,12 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from dosapp.data.base import check_class_names
 from dosapp.errors import InputError
 from dosapp.experiments.plan import build_scenario
 from dosapp.learner.learner import Learner
@@ -41,7 +43,11 @@ class TestPredict:
         assert all(p.label in learner.classes and len(p.top) == 2 for p in predictions)
         assert all(0 <= p.score <= 1 and p.top[0] == (p.label, p.score) for p in predictions)
 
-    @pytest.mark.parametrize("top", [0, -1, 2.5])
+    def test_the_number_of_best_classes_may_be_of_numpy(self, trained) -> None:
+        images = torch.zeros(1, 3, 32, 32)
+        assert trained[0].predict(images, top=np.int64(2)) == trained[0].predict(images, top=2)
+
+    @pytest.mark.parametrize("top", [0, -1, 2.5, True])
     def test_no_best_class_is_an_input_error(self, top, trained) -> None:
         with pytest.raises(InputError, match=f"^top is {top}; give a whole number of classes"):
             trained[0].predict(torch.zeros(1, 3, 32, 32), top=top)
@@ -182,6 +188,15 @@ class TestLearn:
         assert dict(learner.predict(gray[:1])[0].top)[least_likely] > 5 * before
         assert not learner.student.all_class_negatives  # on the stream
 
+    def test_a_session_of_one_class_that_ends_early_changes_no_later_loss(self, trained) -> None:
+        learner = trained[0].at(trained[0].state())
+        images = torch.zeros(8, 3, 32, 32, dtype=torch.uint8)
+        steps = learner.training_steps(Session.from_images({"fox": images}))
+        next(steps)
+        assert learner.student.all_class_negatives
+        steps.close()
+        assert not learner.student.all_class_negatives
+
     @pytest.mark.parametrize(("changes", "warned"), [({}, 1), ({"head": "ncm"}, 0)])
     def test_an_only_class_is_a_warning(self, changes, warned, learner_settings, tiny) -> None:
         learner = Learner(learner_settings(**changes), tiny)
@@ -196,12 +211,17 @@ class TestLearn:
             trained[0].learn({"fox": BLACK, "wolf": BLACK}, canary_share=share)
 
     def test_names_that_differ_by_case_are_a_warning(self, learner_settings, tiny) -> None:
-        with pytest.warns(UserWarning, match="'Fox' and 'fox' are two classes"):
+        with pytest.warns(UserWarning, match="'Fox' and 'fox' are two classes") as caught:
             Learner(learner_settings(), tiny).learn({"fox": BLACK, "Fox": BLACK})
+        assert {warning.filename for warning in caught} == {__file__}  # not a file of ours
 
     def test_a_name_with_a_line_break_is_an_input_error(self, trained) -> None:
         with pytest.raises(InputError, match="which cannot be printed"):
             trained[0].learn({"red\nfox": BLACK, "wolf": BLACK})
+
+    @pytest.mark.parametrize("name", ["👩\u200d🔬", "n°\u00a01", "می\u200cخواهم"])
+    def test_names_with_joiners_and_spaces_of_any_kind_are_names(self, name) -> None:
+        check_class_names([name], "data")
 
 
 class TestSave:

@@ -4,6 +4,7 @@ A loader returns a `Dataset[ImageSource]`: images as they are stored. `cache_dat
 a `Dataset[ImageArray]`: images at the backbone's size, as bytes.
 """
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -135,7 +136,8 @@ def check_class_names(names: Sequence[str], where: str) -> None:
     for name in names:
         if not name.strip():
             raise InputError(f"{where} has an empty class name; give every class a name")
-        if not name.isprintable():
+        # Joiners and no-break spaces are parts of names, such as those with emoji.
+        if any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in name):
             raise InputError(
                 f"{where} has the class name {name!r}, which cannot be printed; remove line breaks "
                 "and control characters"

@@ -136,7 +136,7 @@ def choose_training(
         warnings.warn(
             f"no learning rate is given, and the first session cannot choose one ({error}); "
             f"{UNTESTED_RATE:g} is used. Give one with lr",
-            stacklevel=4,
+            stacklevel=5,
         )
         return replace(training, lr=UNTESTED_RATE)
     zero_shot = _held_out_loss(learner, learner.pretrained, session, held_out)
@@ -158,7 +158,7 @@ def choose_training(
         "no learning rate lowers the loss on held-out images of the first session, so the learner "
         f"is trained for one epoch with {lr:g} and stays close to zero-shot. Give more images per "
         "class, or lr and epochs",
-        stacklevel=4,
+        stacklevel=5,
     )
     return replace(training, lr=lr, epochs=1)
 

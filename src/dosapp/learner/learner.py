@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -458,7 +459,7 @@ class Learner:
         classes = self.classes
         if not classes:
             raise InputError("the learner knows no classes yet; train a session first")
-        if not isinstance(top, int) or top < 1:
+        if not isinstance(top, Integral) or isinstance(top, bool) or top < 1:
             raise InputError(f"top is {top!r}; give a whole number of classes, at least 1")
         pixels = read_pixels(images, self.preprocess)  # `encode_image` moves them to its device
         if not len(pixels):
@@ -467,7 +468,7 @@ class Learner:
         # `logit_scale` is CLIP's learned scale as a factor (about 100), not its logarithm; that of
         # a `HeadExpert` is 1.
         scores = (expert.logit_scale * self.score_images(pixels, expert)).softmax(dim=1)
-        values, indices = scores.topk(min(top, len(classes)), dim=1)
+        values, indices = scores.topk(min(int(top), len(classes)), dim=1)
         predictions = []
         for row_values, row_indices in zip(values.tolist(), indices.tolist(), strict=True):
             best = tuple((classes[i], v) for i, v in zip(row_indices, row_values, strict=True))

@@ -37,15 +37,29 @@ def train_session(
     on_trial: Callable[[float], None] | None,
 ) -> Iterator[TrainingStep]:
     """Train a session step by step; see `Learner.training_steps`."""
+    student, negatives = learner.student, learner.settings.all_class_negatives
+    # A class alone has no negatives in its batches, so the captions of all other classes join it.
+    student.all_class_negatives = negatives or len(session.classes) == 1
+    try:
+        yield from _take_steps(learner, session, start, lr, epochs, on_trial)
+    finally:  # also if training ends early
+        student.all_class_negatives = negatives
+
+
+def _take_steps(
+    learner: "Learner",
+    session: Session,
+    start: int,
+    lr: float | None,
+    epochs: int | None,
+    on_trial: Callable[[float], None] | None,
+) -> Iterator[TrainingStep]:
     student, method = learner.student, learner.method
     if start == 0:
         method.check_session(student, session)
         learner.class_head.check_session(session)
     # New classes are added, known ones stay; labels [N] are indices of the student's classes.
     labels = register_classes(session, student.text_head, learner.preprocess.image_size)
-    # A class alone has no negatives in its batches, so the captions of all other classes join it.
-    negatives = learner.settings.all_class_negatives
-    student.all_class_negatives = negatives or len(session.classes) == 1
     if learner.training.lr is None:
         # By training copies of this learner on a part of the session's images.
         learner.change_training(**asdict(choose_training(learner, session, on_trial)))
@@ -98,7 +112,7 @@ def _begin_session(learner: "Learner", session: Session, batches: SessionBatches
     """Select the weights that train; no weight changes yet."""
     student, method = learner.student, learner.method
     for message in learner.session_warnings(session):
-        warnings.warn(message, stacklevel=4)  # at the caller of learn
+        warnings.warn(message, stacklevel=5)  # at the caller of learn
     student.stream_skew = 0.0
     learner.class_head.begin_session(student, learner.method_expert)
     # `iter_epoch` reads the session's own images as it is advanced, without replay.
