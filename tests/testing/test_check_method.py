@@ -1,5 +1,7 @@
 """`check_method` accepts a sound method, and each of its checks can fail."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import Tensor
@@ -155,9 +157,13 @@ BROKEN = [
 ]
 
 
+class Described(Adapter):
+    summary: ClassVar[str] = "annotated as Method does it, so no hyper-parameter"
+
+
 def test_a_sound_method_passes_and_is_not_registered() -> None:
     registered = dict(METHODS)
-    check_method(Adapter, {"decay": 0.5}, buffer_size=6)
+    check_method(Described, {"decay": 0.5}, buffer_size=6)
     assert registered == METHODS
 
 

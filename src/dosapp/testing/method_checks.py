@@ -45,7 +45,8 @@ def _check_declaration(method: object) -> None:
     if method.phase not in get_args(Phase):
         known = ", ".join(f"'{phase}'" for phase in get_args(Phase))
         raise InputError(f"the phase of {method.__name__} is '{method.phase}'; give one of {known}")
-    own = [name for name in vars(method).get("__annotations__", {}) if not name.startswith("_")]
+    annotations = vars(method).get("__annotations__", {}).items()
+    own = [n for n, kind in annotations if not n.startswith("_") and "ClassVar" not in str(kind)]
     if own and "__pydantic_fields__" not in vars(method):
         raise InputError(
             f"{method.__name__} lacks @method_dataclass, so '{own[0]}' is no hyper-parameter"
