@@ -96,7 +96,7 @@ def test_gradients_reach_every_weight_that_may_train(family) -> None:
         weight.requires_grad_(True)
     features = family.encode_image(images()) @ family.encode_text(CAPTIONS).T
     (family.logit_scale * features).log_softmax(dim=1).diagonal().sum().backward()
-    pretrained = family.pretrained_weights()
+    pretrained = family.own_weights()
     missing = {n for n, w in pretrained.items() if w.grad is None or not w.grad.any()}
     assert not missing
     unused = family.weights().keys() - pretrained.keys()

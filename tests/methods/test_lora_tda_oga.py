@@ -33,7 +33,7 @@ class TestLoRA:
         pixels = torch.rand(2, 3, 32, 32)
         lora = LowRankBackbone(tiny, ("q_proj", "v_proj"), 4, 8.0, 0)
         assert torch.equal(lora.encode_image(pixels), tiny.encode_image(pixels))
-        assert set(lora.pretrained_weights()) == set(tiny.weights())
+        assert set(lora.own_weights()) == set(tiny.weights())
         assert all(4 in weight.shape for weight in lora.low_rank_weights().values())
 
     def test_a_layer_is_w_plus_alpha_over_r_b_a(self, tiny) -> None:

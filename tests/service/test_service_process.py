@@ -266,7 +266,7 @@ def test_a_version_of_vit_b_16_is_as_large_as_its_changes(tmp_path) -> None:
     student.select_for_session(Selection(tuple(mask), mask, scores))
     student.assign({n: net.weights()[n] + 1e-3 for n in mask}, mask)
     method.union_scores = {n: scores[n] * mask[n] for n in mask}
-    student.ema_update(method.teacher, active=0.8, frozen=0.9999)
+    student.ema_update(method.teacher, active_momentum=0.8, frozen_momentum=0.9999)
     state = learner.state()
     history = learner.history(tmp_path)
     history.append(state, learner.working_state(), "the first session")

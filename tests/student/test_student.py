@@ -148,7 +148,7 @@ def test_the_teacher_follows_fast_inside_the_mask_and_slowly_outside(student) ->
     name = selection.names[0]
     before = teacher.weights()[name].detach().clone()
     student.assign({name: before + 1})
-    student.ema_update(teacher, active=0.8, frozen=0.99)
+    student.ema_update(teacher, active_momentum=0.8, frozen_momentum=0.99)
     change = teacher.weights()[name].detach() - before
     inside = selection.mask[name]
     torch.testing.assert_close(change[inside], torch.full_like(change[inside], 0.2))
@@ -171,7 +171,7 @@ def test_updating_only_differing_entries_gives_the_bits_of_equation_3(student) -
         indices = student.differing_indices[selection.names[0]]
         assert 0 < len(indices) < 0.15 * expected[selection.names[0]].numel()
         student.step(student.clip_loss(*make_batch()))
-        student.ema_update(teacher, active=0.8, frozen=0.99)
+        student.ema_update(teacher, active_momentum=0.8, frozen_momentum=0.99)
         for name, old in expected.items():
             p = momentum_tensor(selection.mask[name], active=0.8, frozen=0.99)
             new = student.backbone.weights()[name].detach()
@@ -179,9 +179,7 @@ def test_updating_only_differing_entries_gives_the_bits_of_equation_3(student) -
             assert torch.equal(teacher.weights()[name], expected[name])
 
 
-@pytest.mark.parametrize(
-    ("weights", "times"), [("first_mlp_weights", 1), ("pretrained_weights", 2)]
-)
+@pytest.mark.parametrize(("weights", "times"), [("first_mlp_weights", 1), ("own_weights", 2)])
 def test_two_experts_share_a_forward_pass_of_an_equal_trunk(student, weights, times) -> None:
     """Labels and loss are those of separate forward passes."""
     method = DoSAPP()

@@ -119,8 +119,8 @@ class Backbone(Protocol):
     def weights(self) -> Weights:
         """All weights: the towers' and those that methods have added."""
 
-    def pretrained_weights(self) -> Weights:
-        """The weights of the pretrained model."""
+    def own_weights(self) -> Weights:
+        """The towers' weights as they are now, without those that methods have added."""
 
     def trunk_weights(self) -> Weights:
         """The weights used before the first MLP of either tower."""

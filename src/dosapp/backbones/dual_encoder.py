@@ -273,7 +273,7 @@ class DualEncoder:
         }
         return {n: w for n, w in self.weights().items() if id(w) in chosen}
 
-    def pretrained_weights(self) -> dict[str, nn.Parameter]:
+    def own_weights(self) -> dict[str, nn.Parameter]:
         return {n: w for n, w in self.weights().items() if not n.endswith(UNUSED)}
 
     def trunk_weights(self) -> dict[str, nn.Parameter]:

@@ -77,8 +77,8 @@ class BackboneWrapper:
     def weights(self) -> Weights:
         return {**self.inner.weights(), **self.added}
 
-    def pretrained_weights(self) -> Weights:
-        return self.inner.pretrained_weights()
+    def own_weights(self) -> Weights:
+        return self.inner.own_weights()
 
     def trunk_weights(self) -> Weights:
         return self.inner.trunk_weights()

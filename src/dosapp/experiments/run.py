@@ -67,6 +67,7 @@ class Progress:
     right: list[int] = field(default_factory=list)  # correct pseudo-labels, per session
     guessed: list[int] = field(default_factory=list)  # pseudo-labels, per session
     differed: list[float] = field(default_factory=list)  # images on which the experts disagree
+    # "lessons" is the labelled phase: names in results do not change.
     distance: dict[str, list[float]] = field(default_factory=lambda: {"lessons": [], "stream": []})
     steps: dict[str, list[int]] = field(default_factory=lambda: {"lessons": [], "stream": []})
     seconds: dict[str, list[float]] = field(

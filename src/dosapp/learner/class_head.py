@@ -11,7 +11,7 @@ scatter matrix: no image. Later training changes the features, so stored means b
 σ² is the median over the batch of the smallest squared distance. The head's means are μ_c + D_c;
 the next session begins by adding D_c to μ_c. Classes of the last session were measured after it,
 so only the second line applies to them. Drift compensation with images of the *new* task is due to
-Yu et al. (2020); here the stream has images of all classes. With `from_sessions` both are used:
+Yu et al. (2020); here the stream has images of all classes. With `session_drift` both are used:
 the last line is first taken with the session's own images, so that the means also move, though less
 well, where no stream follows. A stream replaces this estimate.
 
@@ -56,7 +56,7 @@ class ClassHead:
     text_weight: float = 0.0  # of the captions' logits, beside GDA's or RanPAC's
     width: int = 2000  # random features of RanPAC
     seed: int = 0  # of these features
-    from_sessions: bool = False  # whether images of a new session move the means of earlier classes
+    session_drift: bool = False  # whether images of a new session move the means of earlier classes
     with_pretrained: bool = False  # whether the pretrained model's Gaussians predict, too
     statistics: ClassStatistics = field(default_factory=ClassStatistics)  # means are μ_c + D_c
     frozen_statistics: ClassStatistics = field(default_factory=ClassStatistics)
@@ -80,7 +80,7 @@ class ClassHead:
 
     def setup(self, student: Student, expert: Expert) -> None:
         """Called once, before the first session."""
-        if self.from_sessions and not self.follows_stream:
+        if self.session_drift and not self.follows_stream:
             raise InputError(
                 "head_session_drift goes with a head that the stream moves (ncm-moved, gda-moved, "
                 f"or that of stream-gda), not with {self.kind or 'captions'}"
@@ -160,7 +160,7 @@ class ClassHead:
             embeddings = student.text_head.class_embeddings(self.wrap_expert(expert))
             scale = self.text_weight * expert.logit_scale.detach()
             self._add_held_out(features, frozen, labels, scale, embeddings)
-        if self.from_sessions and self._old is not None and self.drift:
+        if self.session_drift and self._old is not None and self.drift:
             old = torch.cat(
                 [self._old.encode_image(x) for x in session.train.batches(ENCODE_BATCH_SIZE)]
             )

@@ -136,7 +136,7 @@ class Learner:
             width=s.head_width,  # random features, of RanPAC only, drawn with the seed
             seed=s.seed,
             # Whether images of a new session move the means of earlier classes, too.
-            from_sessions=s.head_session_drift,
+            session_drift=s.head_session_drift,
             # Whether Gaussians of the pretrained backbone's features predict, too.
             with_pretrained=s.head_ensemble or (s.head is None and self.method.head_ensemble),
         )
@@ -369,7 +369,7 @@ class Learner:
     ) -> list[AdaptResult]:
         """Take a step on each batch of unlabelled images, in their order.
 
-        None is stored, unless the method keeps some (`stores_data`: NOTE).
+        No image is stored, unless the method keeps some (`stores_data`: NOTE).
 
         Args:
             images: A folder, a list of images, a tensor, or the stream of a session.
@@ -557,9 +557,9 @@ class Learner:
         Returns:
             The new learner.
         """
-        names = self.pretrained.weights()
+        weights = self.pretrained.weights()
         # A state has the weights that were ever selected, as `student/NAME`; others are pretrained.
-        unshared = [n for n in names if trainable or f"student/{n}" in state.tensors]
+        unshared = [n for n in weights if trainable or f"student/{n}" in state.tensors]
         backbone = self.pretrained.shared_copy(unshared=unshared)
         other = Learner(self.settings, backbone, self._pretrained)
         # Restoring replaces the stored part of the canary; images of `serve --canary` are not in a

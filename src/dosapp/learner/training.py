@@ -130,7 +130,6 @@ def _end_session(learner: "Learner", session: Session, labels: Tensor) -> None:
     learner.class_head.end_session(student, learner.method_expert, session)
     learner.replay_buffer.add_session(session.train, labels)
     learner.sessions += 1
-    student.all_class_negatives = learner.settings.all_class_negatives  # of the stream
     method.begin_stream(student)
     # begin_stream has read the session's selection; from here on there is one selection.
     student.session_selection = student.selection

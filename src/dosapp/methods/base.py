@@ -201,7 +201,7 @@ class Method:
         Returns:
             Names of weights, with a mask if only some entries train.
         """
-        return Selection(tuple(student.backbone.pretrained_weights()))
+        return Selection(tuple(student.backbone.own_weights()))
 
     def begin_session(self, student: Student, session: Session) -> None:
         """Called when the selection is made and no weight has changed yet.

@@ -14,7 +14,8 @@
    18          θ^m_u ← θ^m_u - η ∇L(M_S(x), ŷ)                    stream_loss
    19          θ^T ← p' θ^T + q' θ^S (Eq. 6)                      after_stream_step
 
-The student takes the steps of lines 5 and 18. Where the paper is ambiguous, docs/paper-notes.md
+The learner takes the steps of lines 5 and 18 with these losses (learner/training.py and
+adaptation.py, through `Student.step`). Where the paper is ambiguous, docs/paper-notes.md
 says which reading this is. After another method (`FLYP().then(DoSAPP())`) the teacher follows the
 weights that method selects, and m_u is cut back to DoSAPP's own sparsity.
 """
@@ -89,9 +90,8 @@ class DoSAPP(Method):
     }
     old_values = {"pseudo_labels": {"max-logit": "surer"}}
 
-    selection: SPU = Field(
-        default_factory=SPU
-    )  # which weights train: sparsity c, candidates, scope
+    # SPU's rule (Eq. 1) selects which weights train: sparsity c, candidates, scope.
+    selection: SPU = Field(default_factory=SPU)
     ema: TeacherEMA = Field(default_factory=TeacherEMA)
     stream_mask: Literal["union", "current"] = "union"  # m_u, or m_t for the ablations
     merge: Merge = "max"  # how the scores of several tasks combine for m_u
@@ -130,11 +130,11 @@ class DoSAPP(Method):
     # Phase 2: without labels, one pass
 
     def begin_stream(self, student: Student) -> None:  # lines 8 and 9
-        selection = student.session_selection
+        trainable = student.session_selection
         if self.stream_mask == "union" and self.union_scores:
             mask = top_fraction(self.union_scores, self.selection.sparsity, self.selection.scope)
-            selection = replace(selection, mask={**(selection.mask or {}), **mask}, scores=None)
-        student.set_trainable(selection)
+            trainable = replace(trainable, mask={**(trainable.mask or {}), **mask}, scores=None)
+        student.set_trainable(trainable)
 
     def stream_loss(self, student: Student, pixels: Tensor) -> AdaptResult:  # lines 11 to 18
         images, captions = student.encode_shared_trunk(pixels, self.teacher)
@@ -172,7 +172,7 @@ class DoSAPP(Method):
 
     def _update_teacher(self, student: Student, active: float) -> None:
         """θ^T ← p θ^T + q θ^S: `active` is p on trainable entries, δ on frozen ones."""
-        student.ema_update(self.teacher, active=active, frozen=self.ema.delta)
+        student.ema_update(self.teacher, active_momentum=active, frozen_momentum=self.ema.delta)
 
     # Prediction and state
 
@@ -183,6 +183,7 @@ class DoSAPP(Method):
         return {"teacher": self.teacher}
 
     def state_dict(self) -> Tensors:
+        # Stored names do not change.
         return {f"best/{name}": score for name, score in self.union_scores.items()}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:

@@ -64,8 +64,8 @@ class LowRankBackbone(BackboneWrapper):
         """A and B of every target layer."""
         return {n: w for n, w in self.weights().items() if _is_low_rank(n)}
 
-    def pretrained_weights(self) -> Weights:
-        return {n: w for n, w in super().pretrained_weights().items() if not _is_low_rank(n)}
+    def own_weights(self) -> Weights:
+        return {n: w for n, w in super().own_weights().items() if not _is_low_rank(n)}
 
     def merge(self) -> DualEncoder:
         """A plain model with W + (α / r) B A in place of W, to be exported."""

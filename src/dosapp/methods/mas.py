@@ -42,7 +42,7 @@ class MAS(Method):
 
         Gradients are summed within a batch before the absolute value, as in SPU's code.
         """
-        weights, count = student.backbone.pretrained_weights(), len(session.train)
+        weights, count = student.backbone.own_weights(), len(session.train)
         total: dict[str, Tensor] = {}
         norms = (
             student.score_images(pixels).mul(student.backbone.logit_scale).square().sum()

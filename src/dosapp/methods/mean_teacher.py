@@ -32,7 +32,7 @@ class MeanTeacher(Method):
         student.sync_copy(self.teacher)
 
     def after_stream_step(self, student: Student) -> None:
-        student.ema_update(self.teacher, active=self.momentum, frozen=1.0)
+        student.ema_update(self.teacher, active_momentum=self.momentum, frozen_momentum=1.0)
 
     def student_logits(self, student: Student, pixels: Tensor) -> Tensor:
         """Scaled logits `[B, C]` of the student, without a gradient for the scale."""

@@ -25,5 +25,5 @@ class SLCA(ClassifierAlignment):
     }
 
     def select_parameters(self, student: Student, batches: Batches) -> Selection:
-        names = tuple(student.backbone.pretrained_weights())
+        names = tuple(student.backbone.own_weights())
         return Selection(names, lr_scales=self.lr_scales(student))

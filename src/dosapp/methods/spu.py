@@ -40,7 +40,7 @@ class SPU(Method):
     def select_parameters(self, student: Student, batches: Batches) -> Selection:
         """Score the candidates on the session's batches (Eq. 1) and keep the top fraction."""
         if self.candidates == "all":
-            return Selection(tuple(student.backbone.pretrained_weights()))
+            return Selection(tuple(student.backbone.own_weights()))
         count = -(-len(batches) // 4) if self.score_on_quarter else len(batches)
         losses = (self.scoring_loss(student, batch) for batch in islice(batches, count))
         scores = student.gradient_scores(student.backbone.first_mlp_weights(), losses)

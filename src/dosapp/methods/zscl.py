@@ -108,7 +108,7 @@ class ZSCL(Method):
         """θ̄ ← (n θ̄ + θ) / (n + 1)."""
         if self.avg_freq and student.steps % self.avg_freq == 0:
             share = self.samples / (self.samples + 1)
-            student.ema_update(self.average, active=share, frozen=share)
+            student.ema_update(self.average, active_momentum=share, frozen_momentum=share)
             self.samples += 1
 
     def end_training(self, student: Student, session: Session) -> None:

@@ -1,10 +1,10 @@
 """The student: a backbone with classes, and the only object through which weights change.
 
 A method says which weights train and what the loss is; the learner's loops hand both to
-`select_for_session` and `step`. For the stream a method calls `set_trainable`. It never writes a
-weight itself: values that are no optimizer step, such as averages, go through `ema_update` and
-`assign`. Shared copies of the student (teachers, and models as they were before a session) are
-created, updated and restored here too.
+`select_for_session` and `step`. Later selections (for the stream, for stages after the epochs, when
+restored) go through `set_trainable`. A method never writes a weight itself: values that are no
+optimizer step, such as averages, go through `ema_update` and `assign`. Shared copies of the student
+(teachers, and models as they were before a session) are created, updated and restored here too.
 Equations are those of the paper (docs/paper-notes.md). An expert is any model that predicts: the
 student's backbone, a teacher, an ensemble of both, or one of these with a head.
 """
@@ -19,9 +19,8 @@ from torch import Tensor
 
 from dosapp.backbones.base import Backbone, Captions, Expert, Pixels
 from dosapp.errors import DivergedError
-from dosapp.functional.ema import ema_update
-from dosapp.functional.losses import clip_loss
-from dosapp.functional.masks import Mask, Scores, gradient_scores, iter_gradients
+from dosapp.functional import ema, losses, masks
+from dosapp.functional.masks import Mask, Scores
 from dosapp.functional.named_tensors import bits_differ, select_prefix
 from dosapp.heads.base import Head, score_with_expert
 from dosapp.runtime import distributed
@@ -48,7 +47,7 @@ class Student:
         weight_decay: Of AdamW, on the backbone's own weights.
         seed: Of all random numbers that methods draw.
         loss_scaling: Scale losses, because matrix products are in float16.
-        all_class_negatives: Add the captions of absent classes to the CLIP loss.
+        all_class_negatives: Add the captions of absent classes to the CLIP loss with labels.
 
     Example:
         >>> from dosapp import Prompts, Selection, Student, load_backbone
@@ -86,9 +85,9 @@ class Student:
         self.stream_skew = 0.0
         self.steps = 0  # optimizer steps so far
         self.all_class_negatives = all_class_negatives
-        # Whether a teacher must be synchronised at the end of the session instead of averaged:
-        # `assign` has replaced weights (an average, merging) since the last step, or merging did so
-        # before an alignment. Restoring a learner clears it.
+        # Whether weights were replaced since the last step, by an average or by merging. At the end
+        # of the session a teacher is then made equal to the student (`DoSAPP.end_session`), not
+        # averaged. `assign` sets it; merging sets it again after the steps of an alignment.
         self.weights_assigned = False
         self.ever_selected: set[str] = set()  # names of weights; versions store only these
         # By name, of the current selection. `values` are the selected entries of a weight; a hook
@@ -192,7 +191,7 @@ class Student:
         """
         images, texts = self.encode_pairs(pixels, labels)
         negatives = self.encode_absent_captions(labels)
-        return clip_loss(images, texts, self.backbone.logit_scale, negatives)
+        return losses.clip_loss(images, texts, self.backbone.logit_scale, negatives)
 
     def score_images(self, pixels: Tensor, expert: Expert | None = None) -> Tensor:
         """Unscaled cosines of images with the training captions, or the scores of an expert's head.
@@ -218,26 +217,28 @@ class Student:
 
     # Gradients without a step
 
-    def gradient_scores(self, weights: Mapping[str, Tensor], losses: Iterable[Tensor]) -> Scores:
+    def gradient_scores(
+        self, weights: Mapping[str, Tensor], batch_losses: Iterable[Tensor]
+    ) -> Scores:
         """|mean gradient| of every entry (Eq. 1); no weight changes.
 
         Args:
             weights: By name.
-            losses: Computed one by one.
+            batch_losses: Computed one by one.
 
         Returns:
             A tensor like each weight.
         """
-        return gradient_scores(self.iter_gradients(weights, losses))
+        return masks.gradient_scores(self.iter_gradients(weights, batch_losses))
 
     def iter_gradients(
-        self, weights: Mapping[str, Tensor], losses: Iterable[Tensor]
+        self, weights: Mapping[str, Tensor], batch_losses: Iterable[Tensor]
     ) -> Iterator[dict[str, Tensor]]:
         """The gradient of each loss in turn, equal in every process; no weight changes.
 
         Args:
             weights: Those whose gradients are needed, by name.
-            losses: Computed one by one, as the iterator is advanced.
+            batch_losses: Computed one by one, as the iterator is advanced.
 
         Raises:
             DivergedError: A gradient is not finite.
@@ -247,7 +248,7 @@ class Student:
         if not weights:
             return
         with _gradients_enabled(weights):
-            for gradients in iter_gradients(weights, (loss * scale for loss in losses)):
+            for gradients in masks.iter_gradients(weights, (loss * scale for loss in batch_losses)):
                 distributed.average_gradients(list(gradients.values()))
                 if not all(bool(g.isfinite().all()) for g in gradients.values()):
                     raise DivergedError(
@@ -285,7 +286,7 @@ class Student:
             self.differing_indices[name] = none_if_dense(union, parameter.weight.numel())
         self._optimizer = None
         if self.trainable:
-            pretrained = self.backbone.pretrained_weights()  # added ones are not decayed
+            pretrained = self.backbone.own_weights()  # added ones are not decayed
             groups = [
                 {
                     "params": [parameter.values],
@@ -431,23 +432,33 @@ class Student:
         weights, copied = self.backbone.weights(), copy.weights()
         self.load_copy(copy, {n: w.detach() for n, w in weights.items() if copied[n] is not w})
 
-    def ema_update(self, teacher: Backbone, *, active: float, frozen: float) -> None:
+    def ema_update(
+        self, teacher: Backbone, *, active_momentum: float, frozen_momentum: float
+    ) -> None:
         """Update a teacher by an exponential moving average of the student (Eq. 3 and 6).
 
         Args:
             teacher: A shared copy of the student.
-            active: Momentum of the selected entries: γ in the labelled phase, λ on the stream.
-            frozen: Momentum of all other entries: δ.
+            active_momentum: Of the selected entries: γ in the labelled phase, λ on the stream.
+            frozen_momentum: Of all other entries: δ.
         """
-        active += (frozen - active) * self.stream_skew
+        active_momentum += (frozen_momentum - active_momentum) * self.stream_skew
         weights, copied = self.backbone.weights(), teacher.weights()
         unshared = {n: w for n, w in copied.items() if w is not weights[n]}
         names, mask = self.selection.names, self.selection.mask or {}
         # A selected weight without a mask is active as a whole; one that is not selected is frozen.
         is_active = {n: mask.get(n, n in names) for n in unshared}
-        # Here a weight without indices is averaged as a whole.
+        # A weight with None is averaged as a whole, as one without a key would be; every unshared
+        # one has a key since it was selected.
         differing = {n: at for n, at in self.differing_indices.items() if at is not None}
-        ema_update(unshared, weights, is_active, active=active, frozen=frozen, differing=differing)
+        ema.ema_update(
+            unshared,
+            weights,
+            is_active,
+            active=active_momentum,
+            frozen=frozen_momentum,
+            differing=differing,
+        )
         teacher.revision += 1
 
     def rebuild_differing_indices(self) -> None:
