@@ -176,6 +176,15 @@ def test_the_result_format_is_described() -> None:
     assert "forgetting" in DEFINITIONS
 
 
+def test_the_notes_on_the_paper_name_tests_that_exist() -> None:
+    page = (ROOT / "docs" / "paper-notes.md").read_text()
+    tests = "\n".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
+    names = re.findall(r"`(Test\w+|test_\w+)…?`", page)
+    assert len(names) > 8
+    for name in names:
+        assert re.search(rf"(class|def) {name}", tests), name
+
+
 def test_committed_results_are_whole_and_of_this_format() -> None:
     files = sorted((ROOT / "results").rglob("result.json"))
     for file in files:

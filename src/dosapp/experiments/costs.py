@@ -30,6 +30,7 @@ from dosapp.runtime.process_memory import peak_memory, reset_peak_memory
 from dosapp.scenario import Session
 from dosapp.settings import PAPER_LR, RunSettings, hash_key
 
+# Settings that hardly change the cost of a run; it is measured once for all their values.
 COST_FREE = {"seed", "stream_noise", "test_noise", "correlated", "one_class"}
 MEASURED_STEPS = 4  # of each phase; the first one warms up and is not counted
 GPUS = Path(__file__).parent / "gpus.yaml"

@@ -22,9 +22,7 @@ from dosapp.errors import InputError
 from dosapp.experiments.identity import compute_identity, compute_key
 from dosapp.experiments.presets import apply_preset
 from dosapp.methods.base import Method
-from dosapp.methods.registry import (
-    build_method,
-)
+from dosapp.methods.registry import build_method
 from dosapp.scenario import Scenario, concat_scenarios, split_dataset
 from dosapp.settings import (
     PAPER_BATCH_SIZE,
@@ -75,7 +73,7 @@ def plan(settings: RunSettings, data: Any = None) -> Plan:
     backbone = load_backbone(settings.backbone)
     dataset = None if data is None else as_dataset(data, backbone.preprocess)
     if dataset is not None:
-        settings = settings.model_copy(update={"data": f"./{dataset.name}"})  # no name of ours
+        settings = settings.model_copy(update={"data": f"./{dataset.name}"})  # no registered name
     settings = resolve_training(settings)
     method = build_method(settings.method, settings.adapt, settings.options, settings.stages)
     scenario = build_scenario(settings, backbone.preprocess, dataset)
@@ -158,7 +156,7 @@ def build_scenario(
 
 
 def _announce_left_out(dataset: Dataset[ImageArray], scenario: Scenario) -> None:
-    """A file of class names may name only some."""
+    """Warn about classes that a class order leaves out: a file may name only some."""
     missing = [name for name in dataset.classes if name not in set(scenario.classes)]
     if missing:
         listed = ", ".join(f"'{name}'" for name in missing[:5]) + (", …" if missing[5:] else "")

@@ -1,4 +1,4 @@
-"""A study: variants × datasets × seeds × class orders, with data that is looked at only once.
+"""A study: variants × datasets × seeds × class orders, with held-out data.
 
 reference: dosapp
 variants:

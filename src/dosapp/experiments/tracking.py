@@ -38,9 +38,7 @@ class JsonLinesTracker:
         lines = path.read_text() if path.exists() else ""
         self.last_step: int = max((entry["step"] for entry in _parse_lines(lines)), default=0)
         self.file = path.open("a")
-        if lines and not lines.endswith(
-            "\n"
-        ):  # the last line was cut off when a process was killed
+        if lines and not lines.endswith("\n"):  # cut off when a process was killed
             self.file.write("\n")
 
     def log(self, values: Mapping[str, float], step: int) -> None:

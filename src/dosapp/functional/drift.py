@@ -7,7 +7,9 @@ KERNEL = 2.0  # κ
 
 
 def kernel_weights(features: Tensor, means: Tensor) -> Tensor:
-    """w_c(x) = exp(-κ ‖f(x) - μ_c‖² / σ²), σ² the median over images of the smallest distance.
+    """w_c(x) = exp(-κ ‖f(x) - μ_c‖² / σ²), a weight of image x for the mean of class c.
+
+    σ² is the median over images of the squared distance to the nearest mean.
 
     Args:
         features: Features of images `[B, D]`.
@@ -30,7 +32,7 @@ def kernel_weights(features: Tensor, means: Tensor) -> Tensor:
 def merge_drift(
     drift: Tensor, seen: Tensor, weights: Tensor, old: Tensor, before: Tensor, after: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Advance the drift by this step's own, then average it with what the batch shows.
+    """Add this step's own drift, then average with the drift that the batch shows.
 
     Args:
         drift: D_c so far `[C, D]`.

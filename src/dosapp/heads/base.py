@@ -65,7 +65,7 @@ def score_with_expert(expert: Expert, features: Tensor, text_features: Tensor) -
         text_features: Unit features of the classes' captions `[C, D]`.
 
     Returns:
-        Cosines, or what the expert's head says.
+        Cosines, or the logits of the expert's head.
     """
     if isinstance(expert, HeadExpert):
         return expert.head.score(features, text_features)

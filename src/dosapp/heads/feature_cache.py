@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 @dataclass
 class FeatureCache:
-    """At most `capacity` features of each class, each with a row of classes that it speaks for.
+    """At most `capacity` features of each class, each with a mask of the classes it adds to.
 
     Example:
         >>> cache = FeatureCache(capacity=1)
@@ -36,7 +36,7 @@ class FeatureCache:
             features: Unit features of images.
             labels: Their pseudo-labels `[n]`.
             entropies: Of their predictions `[n]`.
-            values: Which classes each speaks for or against `[n, C]`, a mask.
+            values: The classes whose logits each changes `[n, C]`, a mask.
         """
         if len(self):
             features = torch.cat([self.features, features])
@@ -54,9 +54,9 @@ class FeatureCache:
         return pad(self.values, (0, classes - self.values.shape[1]))
 
     def weigh(self, features: Tensor, beta: float, classes: int) -> Tensor:
-        """Σ_k exp(-β (1 - f·f_k)) · value of k: the cache's say on each class `[B, C]`."""
+        """Σ_k exp(-β (1 - f·f_k)) · value of k: the cache's term of each logit `[B, C]`."""
         if not len(self):
-            return features.new_zeros(features.shape[0], classes)  # (an exporter follows shapes)
+            return features.new_zeros(features.shape[0], classes)  # `len` is fixed in an export
         affinity = (-beta * (1 - features @ self.features.T)).exp()  # [B, K]
         return affinity @ self.padded_values(classes).to(features)
 

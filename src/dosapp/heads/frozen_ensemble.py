@@ -2,7 +2,7 @@
 
 Trained features separate the learned classes better, but drift; frozen ones never change, so the
 means of their Gaussians stay exact. Where training does harm, as on fine-grained classes with few
-images, the frozen half bounds it.
+images, the frozen half limits the loss of accuracy.
 """
 
 from collections.abc import Sequence

@@ -30,7 +30,7 @@ class GaussianHead:
 
     statistics: ClassStatistics
     scale: Tensor  # of the captions; zero: features alone
-    temperature: float = 1.0  # features are not Gaussian, so likelihoods are too sure
+    temperature: float = 1.0  # features are not Gaussian, so GDA is overconfident
     _solved: tuple[tuple[int, int], Tensor, Tensor] | None = None
 
     def score(self, features: Tensor, text_features: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-# 1 … 32, 12 % apart. Never below one: few images that are all right do not make a head surer.
+# 1 … 32, 12 % apart. Not below one: a few images, all classified correctly, would choose the least.
 TEMPERATURES = torch.logspace(0, 1.5, 31, dtype=torch.float64)
 
 
@@ -43,7 +43,7 @@ class Temperature:
 
 
 def deal_folds(labels: Tensor, folds: int) -> Tensor:
-    """Deal the images of each class over folds, so that every class is in the others of each.
+    """Deal the images of each class over folds, so that all classes remain if a fold is held out.
 
     Args:
         labels: Classes `[n]`.

@@ -481,8 +481,8 @@ class Learner:
     ) -> Tensor:
         """Unscaled scores `[B, C]` of the classes in `prompts`, or of all known ones.
 
-        They are cosines with the mean feature of each class's templates, or what the expert's head
-        says. A head knows learned classes only; if there are others, captions decide.
+        They are cosines with the mean feature of each class's templates, or the logits of the
+        expert's head. A head knows learned classes only; if there are others, captions decide.
 
         Args:
             pixels: Images `[B, 3, H, W]`, floats in [0, 1].

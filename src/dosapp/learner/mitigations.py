@@ -90,7 +90,7 @@ class Mitigations:
         return BatchCheck(trusted.clone(), labels.clone(), lr_scale)
 
     def remove_class(self, index: int) -> None:
-        """Count labels anew."""
+        """Reset the histogram, whose classes have changed."""
         self.histogram = torch.zeros(0)
 
     # Mask reactivation

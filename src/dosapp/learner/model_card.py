@@ -97,7 +97,7 @@ def _format_settings(settings: LearnerSettings, fingerprint: str) -> str:
 def _describe_storage(description: LearnerDescription, versions: list[Version]) -> str:
     size = sum(v.size for v in versions) / 1e6
     images = (
-        "The checkpoint holds training images (a replay buffer or images of the stream)."
+        "The files hold images (a replay buffer, a canary or images of the stream)."
         if description.stores_images
         else "No images are stored."
     )

@@ -1,4 +1,4 @@
-"""Two methods as one: what both halves are told."""
+"""Two methods as one: which hooks call both, and which only one of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from dosapp.student.trainable_weights import Selection
 class Pair(Method):
     """A labelled method, which selects the weights and has the loss, and a companion.
 
-    Both are told about the labelled phase, the labelled method first. One of them adapts and
+    Hooks of the labelled phase call both, the labelled method first. One of them adapts and
     predicts.
 
     Args:

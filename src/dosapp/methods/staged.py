@@ -11,7 +11,7 @@ from dosapp.student.trainable_weights import Selection
 
 @method_dataclass
 class Stage(Method):
-    """What any labelled method can be followed by in each session.
+    """Alignment or merging, which can follow the epochs of any labelled method.
 
     It acts in `end_training`, `extra_stages` and `end_session`, and never on the stream.
 

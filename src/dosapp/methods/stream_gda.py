@@ -2,8 +2,8 @@
 
 Not in the paper (docs/beyond.md). Student and teacher train as in DoSAPP. Gaussian discriminant
 analysis on class means that the stream moves (learner/class_head.py) predicts on the teacher's
-features f, beside its captions t_c. On the stream its label is the student's target, so what is
-known of the old classes' features pulls their captions along:
+features f, beside its captions t_c. On the stream its label is the student's target, so that the
+captions of old classes are trained to follow the features of these classes:
 
     labels = argmax_c  f·Σ⁻¹μ_c - ½ μ_cᵀΣ⁻¹μ_c + scale · f·t_c
     loss = CLIP loss of (image, caption of its label)

@@ -12,7 +12,7 @@ from dosapp.methods.stream_gda import StreamGDA
 
 @method_dataclass
 class StreamGDAEnsemble(StreamGDA):
-    """Stream-GDA, averaged with class Gaussians of the frozen CLIP."""
+    """Stream-GDA, with the log-likelihoods of the frozen CLIP's class Gaussians added."""
 
     summary = "Stream-GDA; class Gaussians of the frozen CLIP predict and label, too"
     head_ensemble = True

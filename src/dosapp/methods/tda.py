@@ -18,7 +18,7 @@ from dosapp.methods.cache_adapter import CacheAdapter
 
 @dataclass
 class TDAHead:
-    """CLIP's logits, plus what the positive cache says, minus what the negative one says."""
+    """CLIP's logits, plus a term of the positive cache, minus one of the negative cache."""
 
     positive: FeatureCache
     negative: FeatureCache

@@ -7,8 +7,8 @@ from dosapp.methods.pair import Pair
 class TwoPhase(Pair):
     """A labelled and an unlabelled method.
 
-    The unlabelled method is told about the labelled phase (its teacher follows, its prototypes are
-    collected), but it neither selects the weights nor sees the loss there.
+    Hooks of the labelled phase also call the unlabelled method (its teacher follows, its prototypes
+    are collected), but it neither selects the weights nor has a loss there.
     """
 
     phase = "both"
