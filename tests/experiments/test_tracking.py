@@ -11,7 +11,13 @@ import pytest
 from dosapp.errors import InputError
 from dosapp.experiments.result import Result
 from dosapp.experiments.run import run
-from dosapp.experiments.tracking import TRACKERS, TrackingCallback, parse_trackers
+from dosapp.experiments.tracking import (
+    TRACKERS,
+    TrackingCallback,
+    list_hyperparameters,
+    parse_trackers,
+)
+from dosapp.settings import RunSettings
 from support.cli import FLAGS, dosapp
 from support.settings import SMALL
 
@@ -164,6 +170,12 @@ def test_mlflow_in_a_folder_gets_every_metric_and_hyperparameter(tmp_path, monke
     for name in LOGGED:
         history = mlflow.MlflowClient().get_metric_history(run.info.run_id, name)
         assert [point.value for point in history] == logged_values(tmp_path / "x", name), name
+
+
+def test_hyperparameters_of_a_stage_are_listed() -> None:
+    settings = RunSettings(method="spu", merging="magmax", options={"scaling_coef": 0.4})
+    listed = list_hyperparameters(settings)
+    assert [v for name, v in listed.items() if name.endswith("scaling_coef")] == [0.4]
 
 
 def test_every_tracker_has_an_extra() -> None:

@@ -169,7 +169,7 @@ def list_hyperparameters(settings: RunSettings) -> dict[str, str | float | bool]
         ('spu', 0.3, '')
     """
     values = settings.model_dump(mode="json", exclude={"options"})
-    method = build_method(settings.method, settings.adapt, settings.options)
+    method = build_method(settings.method, settings.adapt, settings.options, settings.stages)
     values |= {f"options.{name}": value for name, value in method.hyperparameters().items()}
     return {
         name: value if isinstance(value, str | float | int) else "" if value is None else str(value)
