@@ -79,7 +79,7 @@ class ClassHead:
         return self.kind is not None and self.kind.endswith("-moved")
 
     def setup(self, student: Student, expert: Expert) -> None:
-        """Called once, before the first session."""
+        """Check the settings and make the copies of the weights; called once, before training."""
         if self.session_drift and not self.follows_stream:
             raise InputError(
                 "head_session_drift goes with a head that the stream moves (ncm-moved, gda-moved, "

@@ -215,8 +215,9 @@ class Learner:
 
     @property
     def initial_training(self) -> Training:
-        """How the settings say that it trains; a rate may come with the backbone."""
+        """How the settings say that it trains; without a rate the first session chooses one."""
         s = self.settings
+        # `tiny` has tuned rates; for other backbones this is None.
         lr = None if s.auto_lr else s.lr or stored_lr(s.backbone, s.method)
         return Training(lr, s.epochs, s.batch_size)
 
@@ -301,7 +302,7 @@ class Learner:
             batch_size=training.batch_size_for(count),
             evaluation=None if test is None else self.evaluate(test),
         )
-        if result.warning:
+        if result.warning:  # no better than zero-shot
             warnings.warn(result.warning, stacklevel=2)
         return result
 
@@ -333,6 +334,10 @@ class Learner:
         on_trial: Callable[[float], None] | None = None,
     ) -> Iterator[TrainingStep]:
         """Train a session step by step; the caller can save, report or stop after each.
+
+        The loop is in learner/training.py. It chooses a learning rate if there is none, takes the
+        steps, and in the end counts the session, adds it to head, replay buffer and canary, and
+        gets ready for the stream.
 
         Args:
             session: The session.
@@ -513,8 +518,8 @@ class Learner:
             return score_with_expert(expert, features, embeddings)
         index = {name: n for n, name in enumerate(self.classes)}
         if any(name not in index for name in prompts):
-            # A `PairedExpert` appends features of the pretrained model, `[B, 2 D]`, which
-            # `score_with_expert` leaves out.
+            # With `head_ensemble` features are `[B, 2 D]`: the expert's, then the pretrained
+            # model's. Captions are compared with the first half only.
             return self.score_features(features, expert.encoder, prompts)
         return self.score_features(features, expert)[:, [index[name] for name in prompts]]
 

@@ -90,8 +90,9 @@ class Student:
         # averaged. `assign` sets it; merging sets it again after the steps of an alignment.
         self.weights_assigned = False
         self.ever_selected: set[str] = set()  # names of weights; versions store only these
-        # By name, of the current selection. `values` are the selected entries of a weight; a hook
-        # gathers their gradient in the backward pass.
+        # By name, of the current selection. `values` are copies of the selected entries (all of
+        # them without a mask), which AdamW updates; a hook gathers their gradient, and after the
+        # step they are written to the weight.
         self.trainable: dict[str, SparseParameter] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         device = backbone.logit_scale.device.type
@@ -282,16 +283,16 @@ class Student:
         self.trainable = {n: SparseParameter(weights[n], mask.get(n)) for n in selection.names}
         for name, parameter in self.trainable.items():
             known = self.differing_indices.get(name, parameter.indices)
-            union = union_indices(known, parameter.indices)
+            union = union_indices(known, parameter.indices)  # None is all entries
             self.differing_indices[name] = none_if_dense(union, parameter.weight.numel())
         self._optimizer = None
         if self.trainable:
-            pretrained = self.backbone.own_weights()  # added ones are not decayed
+            decayed = self.backbone.own_weights()  # not those of prompts and adapters
             groups = [
                 {
                     "params": [parameter.values],
                     "base_lr": self.lr * selection.lr_scales.get(name, 1.0),
-                    "weight_decay": self.weight_decay if name in pretrained else 0.0,
+                    "weight_decay": self.weight_decay if name in decayed else 0.0,
                 }
                 for name, parameter in self.trainable.items()
             ]
