@@ -246,6 +246,9 @@ class TestBadScenarios:
             InputError, match="tasks is 20, but shapes has 12 classes; give between 1"
         ):
             split_dataset(SHAPES, 20)
+        alone = dataclasses.replace(SHAPES, classes=SHAPES.classes[:1])
+        with pytest.raises(InputError, match="has 1 class; give"):
+            split_dataset(alone, 2)
 
     def test_a_class_too_small_to_halve(self) -> None:
         pixels = InMemoryImages(torch.zeros(3, 3, 4, 4, dtype=torch.uint8))

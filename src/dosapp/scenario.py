@@ -462,7 +462,7 @@ def _group_classes(
     _check_order(names, dataset)
     if not 1 <= tasks <= len(names):
         raise InputError(
-            f"tasks is {tasks}, but {dataset.name} has {len(names)} classes; "
+            f"tasks is {tasks}, but {dataset.name} has {plural(len(names), 'class')}; "
             f"give between 1 and {len(names)}"
         )
     return [list(group) for group in np.array_split(np.array(names, dtype=object), tasks)]

@@ -13,6 +13,7 @@ from dosapp.data.prefetch import prefetch
 from dosapp.data.preprocess import to_float
 from dosapp.errors import InputError, unknown_name
 from dosapp.runtime.devices import to_device
+from dosapp.runtime.plural import plural
 
 if TYPE_CHECKING:
     from dosapp.learner.learner import Learner
@@ -46,6 +47,8 @@ class SessionResult:
     Example:
         >>> print(SessionResult(("fox", "owl"), 20, 60, 0.12, 1e-4, 30, 8))
         2 classes, 20 images, 60 steps (learning rate 0.0001, 30 epochs, batches of 8)
+        >>> print(SessionResult(("fox",), 8, 1, 0.12, 1e-4, 1, 8))
+        1 class, 8 images, 1 step (learning rate 0.0001, 1 epoch, batches of 8)
     """
 
     classes: tuple[str, ...]
@@ -58,9 +61,15 @@ class SessionResult:
     evaluation: Evaluation | None = None  # on the test images, if some were given
 
     def __str__(self) -> str:
+        counts = [
+            plural(len(self.classes), "class"),
+            plural(self.images, "image"),
+            plural(self.steps, "step"),
+        ]
+        epochs = plural(self.epochs, "epoch")
         text = (
-            f"{len(self.classes)} classes, {self.images} images, {self.steps} steps "
-            f"(learning rate {self.lr:g}, {self.epochs} epochs, batches of {self.batch_size})"
+            f"{', '.join(counts)} "
+            f"(learning rate {self.lr:g}, {epochs}, batches of {self.batch_size})"
         )
         return f"{text}: {self.evaluation}" if self.evaluation else text
 
