@@ -635,6 +635,7 @@ class Learner:
         cls,
         name: Path | str,
         *,
+        backbone: Backbone | str | None = None,
         revision: str | None = None,
         token: str | None = None,
         device: str = "cpu",
@@ -643,6 +644,7 @@ class Learner:
 
         Args:
             name: `ORG/NAME`, or a folder.
+            backbone: Its pretrained backbone, if that cannot be loaded by its name.
             revision: A branch, tag or commit of the hub.
             token: Of the hub, for private repositories.
             device: Where it computes.
@@ -653,9 +655,9 @@ class Learner:
         from dosapp.learner.hub import pull_temporarily
 
         if Path(name).is_dir():
-            return cls.load(name, device=device)
+            return cls.load(name, backbone, device=device)
         with pull_temporarily(str(name), revision=revision, token=token) as folder:
-            return cls.load(folder, device=device)
+            return cls.load(folder, backbone, device=device)
 
     @classmethod
     def open(
