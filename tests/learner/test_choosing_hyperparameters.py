@@ -80,6 +80,13 @@ class TestRate:
         }
         assert rates["dosapp"] == rates["stream-gda"] > RATES[0]
 
+    def test_a_method_that_never_trains_tries_no_rate(self, session) -> None:
+        learner, tried = Learner(LearnerSettings(backbone=str(TINY), method="zero-shot")), []
+        list(learner.training_steps(session, on_trial=tried.append))
+        learner.learn({"fox": torch.zeros(1, 3, 32, 32, dtype=torch.uint8)})  # without a warning
+        assert not tried
+        assert learner.training.lr is None
+
     def test_a_session_that_cannot_compare_rates_says_so(self, session) -> None:
         learner = Learner(FOLDER_BACKBONE.model_copy(update={"epochs": 1}))
         images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
