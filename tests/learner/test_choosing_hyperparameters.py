@@ -183,6 +183,14 @@ class TestReports:
         with pytest.raises(InputError, match="unknown class 'zebra'"):
             learner.evaluate({"zebra": first})
 
+    def test_test_images_that_cannot_be_used_are_refused_before_training(self, photos) -> None:
+        learner, first = Learner(), next((photos / "train").iterdir())
+        with pytest.raises(InputError, match="knows no classes yet"):
+            learner.evaluate(photos)
+        with pytest.raises(InputError, match="unknown class 'zebra'; known: "):
+            learner.learn(photos, test={"zebra": first})
+        assert learner.sessions == 0
+
     def test_a_session_that_did_harm_says_what_to_do(self) -> None:
         measured = Evaluation(72.9, 81.2, 48, {})
         result = SessionResult(("fox", "owl"), 20, 60, 0.1, 1e-3, 30, 8, measured)

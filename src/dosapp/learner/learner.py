@@ -32,7 +32,13 @@ from dosapp.learner.description import (
     load_latest,
     save_learner,
 )
-from dosapp.learner.evaluation import Evaluation, SessionResult, evaluate
+from dosapp.learner.evaluation import (
+    Evaluation,
+    SessionResult,
+    check_known,
+    choose_split,
+    evaluate,
+)
 from dosapp.learner.hyperparameters import RATES, Training, choose_batch_size
 from dosapp.learner.mitigations import Mitigations
 from dosapp.learner.progress import progress_bar
@@ -280,6 +286,8 @@ class Learner:
         # Read before training, so that nothing is lost if it cannot be; none of it is held out.
         if test is not None:
             test = as_dataset(test, self.preprocess, hold_out=False)
+            known = [*self.classes, *session.classes]
+            check_known(test.classes, choose_split(test), known)
         if canary_share:
             session = self.canary.take_share(session, canary_share)
         step = None
@@ -321,8 +329,7 @@ class Learner:
             Accuracy among all known classes, beside that of the pretrained backbone.
         """
         dataset = as_dataset(data, self.preprocess, hold_out=False)
-        split = dataset.test if len(dataset.test.labels) else dataset.train
-        return evaluate(self, dataset.classes, split)
+        return evaluate(self, dataset.classes, choose_split(dataset))
 
     def training_steps(
         self,
