@@ -325,6 +325,10 @@ class Scenario:
             "prompts": [[task.prompts.train, *task.prompts.evaluate] for task in self.tasks],
         }
 
+    def __repr__(self) -> str:
+        counts = f"{plural(len(self.tasks), 'task')}, {plural(len(self.classes), 'class')}"
+        return f"Scenario({self.name!r}, {counts})"
+
     def __str__(self) -> str:
         lines = [
             f"{self.name}: {len(self.tasks)} tasks, {len(self.classes)} classes, {self.hash}",
