@@ -41,7 +41,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix src tests tools
 
 docs: $(READY)  ## the documentation site, site/index.html; it can be opened from the disk
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 dist: $(READY)  ## wheel and sdist
 	$(BIN)/python -m build --no-isolation --outdir dist

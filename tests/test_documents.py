@@ -82,18 +82,6 @@ def test_the_method_of_the_guide_passes_every_check() -> None:
     check_method(space["ConfidentSelfTraining"], {"threshold": 0.2})
 
 
-def test_the_script_that_registers_a_method_runs(tmp_path, monkeypatch, capsys) -> None:
-    (code,) = blocks((ROOT / "CONTRIBUTING.md").read_text(), "python")
-    (tmp_path / "my_method.py").write_text(code)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (script,) = blocks((ROOT / "docs" / "tutorials" / "add-a-method.md").read_text(), "python")
-    with mock.patch.dict(METHODS):
-        exec(script.replace("classes=20, tasks=2", f"**{SMALL}"), {})
-    assert 0 <= float(capsys.readouterr().out) <= 100
-    assert Result.read(Path("runs/confident")).label == "SPU + ConfidentSelfTraining"
-
-
 def test_the_examples_of_your_own_run(trained, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     space: dict[str, object] = {}

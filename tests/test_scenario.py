@@ -103,6 +103,14 @@ def test_the_hash_depends_on_labels() -> None:
     assert first.hash != second.hash
 
 
+def test_no_repr_prints_pixels_or_files(scenario) -> None:
+    assert repr(scenario) == "Scenario('shapes', 4 tasks, 12 classes)"
+    assert repr(scenario.session(0).train).startswith("LabelledImages(")
+    assert repr(scenario.session(0).unlabelled) == "UnlabelledImages(18 images)"
+    for value in (SHAPES, scenario.tasks[0], scenario.session(0)):
+        assert len(repr(value)) < 3000  # names of classes
+
+
 def test_a_disjoint_stream_never_repeats_an_image(scenario) -> None:
     disjoint = scenario.disjoint()
     keys = [key for t in range(4) for key in disjoint.session(t).unlabelled.keys()]
@@ -246,6 +254,9 @@ class TestBadScenarios:
             InputError, match="tasks is 20, but shapes has 12 classes; give between 1"
         ):
             split_dataset(SHAPES, 20)
+        alone = dataclasses.replace(SHAPES, classes=SHAPES.classes[:1])
+        with pytest.raises(InputError, match="has 1 class; give"):
+            split_dataset(alone, 2)
 
     def test_a_class_too_small_to_halve(self) -> None:
         pixels = InMemoryImages(torch.zeros(3, 3, 4, 4, dtype=torch.uint8))

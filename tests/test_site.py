@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import nbformat
 import pytest
@@ -15,11 +16,12 @@ from dosapp import METHODS
 from dosapp.cli import app
 from support.cli import FLAGS
 from support.cli import dosapp as run_dosapp
-from support.documents import ROOT, shell_commands
+from support.documents import ROOT, blocks, shell_commands
 from support.settings import CHROMIUM, in_a_browser
 
 TUTORIALS = ROOT / "docs" / "tutorials"
 NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
+README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "docs" / "start.md", TUTORIALS / "add-a-method.md"]
 PAGES += [TUTORIALS / "reproduce-the-paper.md"]
 SMALLER = {
@@ -31,16 +33,20 @@ SMALLER = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_commands_of_a_tutorial_run(page, tmp_path) -> None:
+def test_the_commands_of_a_tutorial_run(page, tmp_path, monkeypatch) -> None:
     """On a smaller scenario. A service is started by the README's test and by a notebook."""
     found = shell_commands(page.read_text())
     assert found
-    for program, command, *words in found:
-        assert program == "dosapp"
-        if command != "serve":
-            run_dosapp(command, *words, *SMALLER.get(command, []), cwd=tmp_path)
-        else:
-            assert [program, command, *words] in shell_commands((ROOT / "README.md").read_text())
+    (method,) = blocks((ROOT / "CONTRIBUTING.md").read_text(), "python")
+    (tmp_path / "my_method.py").write_text(method)  # as the tutorial on methods says
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with mock.patch.dict(METHODS):
+        for program, command, *words in found:
+            assert program == "dosapp"
+            if command != "serve":
+                run_dosapp(command, *words, *SMALLER.get(command, []), cwd=tmp_path)
+            else:
+                assert [program, command, *words] in shell_commands(README)
 
 
 @pytest.mark.slow

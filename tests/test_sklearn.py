@@ -168,3 +168,11 @@ def test_wrong_parameters_and_labels_are_one_sentence(photos) -> None:
         DosappClassifier(class_names={"x": "y"}, method="zero-shot").fit(X, y)
     with pytest.raises(InputError, match="which is not in classes"):
         DosappClassifier(method="zero-shot").partial_fit(X, y, classes=["x"])
+
+
+def test_labels_that_are_numbers_are_named_in_a_warning(photos) -> None:
+    X, _ = photos
+    with pytest.warns(
+        UserWarning, match=r"labels are numbers \(1, …\), which mean nothing to CLIP"
+    ):
+        DosappClassifier(method="zero-shot").fit(X[:2], [1, 2])

@@ -325,6 +325,10 @@ class Scenario:
             "prompts": [[task.prompts.train, *task.prompts.evaluate] for task in self.tasks],
         }
 
+    def __repr__(self) -> str:
+        counts = f"{plural(len(self.tasks), 'task')}, {plural(len(self.classes), 'class')}"
+        return f"Scenario({self.name!r}, {counts})"
+
     def __str__(self) -> str:
         lines = [
             f"{self.name}: {len(self.tasks)} tasks, {len(self.classes)} classes, {self.hash}",
@@ -462,7 +466,7 @@ def _group_classes(
     _check_order(names, dataset)
     if not 1 <= tasks <= len(names):
         raise InputError(
-            f"tasks is {tasks}, but {dataset.name} has {len(names)} classes; "
+            f"tasks is {tasks}, but {dataset.name} has {plural(len(names), 'class')}; "
             f"give between 1 and {len(names)}"
         )
     return [list(group) for group in np.array_split(np.array(names, dtype=object), tasks)]

@@ -5,6 +5,7 @@ classes. `adapt` takes steps on unlabelled images.
 """
 
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -229,6 +230,12 @@ class DosappClassifier(ClassifierMixin, BaseEstimator):
         return LearnerSettings.parse({k: v for k, v in given.items() if v is not None})
 
     def _learn(self, images: Array, labels: Array) -> None:
+        if self.class_names is None and np.asarray(labels).dtype.kind in "biuf":
+            warnings.warn(
+                f"labels are numbers ({labels[0]}, …), which mean nothing to CLIP; give their "
+                "names as class_names",
+                stacklevel=3,
+            )
         by_name: dict[str, list[Image.Image]] = {}
         for image, label in zip(images, labels, strict=True):
             by_name.setdefault(self._class_name(label), []).append(Image.fromarray(image))

@@ -212,3 +212,19 @@ def test_every_client_command(folder, saved, tmp_path, monkeypatch) -> None:
         assert client("unfreeze").startswith("no longer frozen")
         assert status()["frozen"] == ""
     assert "no service answers" in client("status", code=2)
+
+
+def test_classes_of_a_service_are_listed_renamed_and_removed(folder, monkeypatch) -> None:
+    pytest.importorskip("fastapi")
+    pytest.importorskip("uvicorn")
+    settings: ServiceSettings = ServiceSettings.parse({"threads": 1, "token": False})
+    with open_service(folder, settings) as service, serve_at_port(service) as url:
+        monkeypatch.setenv("DOSAPP_URL", url)
+        first, *_, last = dosapp("client", "classes").stdout.splitlines()
+        renamed = dosapp("client", "rename", first, "arctic [b]fox").stdout
+        assert renamed == f"version 3: '{first}' is now 'arctic [b]fox'\n"
+        removed = dosapp("client", "remove", last).stdout
+        assert removed == f"version 4: '{last}' is no longer predicted\n"
+        assert dosapp("client", "classes").stdout.splitlines()[0] == "arctic [b]fox"
+        assert len(service.classes) == 2
+        assert "unknown class" in dosapp("client", "remove", last, code=2).stderr

@@ -42,13 +42,14 @@ def test_what_was_found_as_json(photos) -> None:
 
 
 def test_in_words_with_a_contact_sheet(photos, tmp_path) -> None:
-    inspected = dosapp("data", "inspect", photos, "--sheet", tmp_path / "sheet.png", code=1)
+    inspected = dosapp("data", "inspect", photos, "--sheet", tmp_path / "sheet.PNG", code=1)
     assert "1 image cannot be read" in inspected.stderr
     printed = inspected.stdout
     assert "61 images in 8 classes; shorter side 32 to 64 pixels, median 32" in printed
     assert "across train and test: 1 group\n" in printed
     assert "broken: image" in printed
-    with Image.open(tmp_path / "sheet.png") as sheet:
+    with Image.open(tmp_path / "sheet.PNG") as sheet:
+        assert sheet.format == "PNG"
         assert sheet.size == (200 + 8 * 100, 8 * 100)
 
 

@@ -19,6 +19,7 @@ from dosapp.doctor.class_names import check_classes, find_repeated, find_similar
 from dosapp.doctor.machine import check_disk, check_threads
 from dosapp.doctor.model import check_backbone
 from support.cli import dosapp
+from support.images import write_class_folders
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,14 @@ def test_swapped_labels_are_named(loaded_tiny, shapes, tmp_path) -> None:
     found = {f["check"]: f for f in json.loads(output)["findings"]}
     [pair] = found["labels"]["facts"]["groups"]
     assert set(pair) == {names[best[0]], names[best[1]]}
+
+
+def test_a_local_copy_of_a_named_dataset_is_checked(tmp_path) -> None:
+    write_class_folders(tmp_path / "gtsrb", [f"{n:03}" for n in range(43)])
+    # The exit code is 1: 'tiny' reads names of traffic signs as nearly the same.
+    output = dosapp("doctor", "--data", "gtsrb", "--data-dir", tmp_path, "--json", code=1).stdout
+    found = {f["check"]: f for f in json.loads(output)["findings"]}
+    assert found["class names"]["message"] == "43 names, none repeated"
 
 
 def test_repeated_and_similar_names_are_named() -> None:

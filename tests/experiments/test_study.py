@@ -54,6 +54,10 @@ class TestRuns:
             ({"reference": "plane"}, "unknown variant 'plane'; did you mean 'plain'"),
             ({"variant": {}}, "did you mean 'variants'"),
             ({"variants": {"plain": {"methd": "spu"}}}, "did you mean 'method'"),
+            (
+                {"variants": {"plain": {"method": "absent:Mine"}}},
+                "'absent:Mine' cannot be imported",
+            ),
             ({"seeds": "x"}, "seeds"),
             ({"held_out": {"shapes": {}}}, "has 'shapes' in development and in held_out"),
         ],

@@ -66,7 +66,7 @@ def test_a_tracker_that_cannot_be_opened_leaves_no_open_file(small, tmp_path, mo
 
     monkeypatch.setattr("dosapp.experiments.tracking.TRACKERS", {**TRACKERS, "broken": fail})
     callback = TrackingCallback(tmp_path / "x", small(), ["broken"])
-    with pytest.raises(RuntimeError, match="no login"):
+    with pytest.raises(InputError, match=r"the tracker 'broken' cannot be opened \(no login\)"):
         callback.on_begin("x", 1)
     callback.close()
     with pytest.raises(ValueError, match="closed file"):
@@ -176,6 +176,20 @@ def test_hyperparameters_of_a_stage_are_listed() -> None:
     settings = RunSettings(method="spu", merging="magmax", options={"scaling_coef": 0.4})
     listed = list_hyperparameters(settings)
     assert [v for name, v in listed.items() if name.endswith("scaling_coef")] == [0.4]
+
+
+def test_a_tracker_that_cannot_be_opened_is_one_sentence(tmp_path, monkeypatch) -> None:
+    """Such as W&B without a login; the run can be repeated without it."""
+
+    def open_tracker(folder: Path, settings: object) -> None:
+        raise RuntimeError("No API key configured.\nA second line")
+
+    monkeypatch.setitem(TRACKERS, "wandb", open_tracker)
+    command = ["run", *FLAGS, "--out", tmp_path / "x"]
+    error = dosapp(*command, "--report-to", "wandb", code=2).stderr
+    assert error.startswith("dosapp: the tracker 'wandb' cannot be opened (No API key configured.)")
+    assert error.count("\n") == 1
+    assert "wrote" in dosapp(*command, "--resume").stdout
 
 
 def test_every_tracker_has_an_extra() -> None:

@@ -80,6 +80,13 @@ class TestRate:
         }
         assert rates["dosapp"] == rates["stream-gda"] > RATES[0]
 
+    def test_a_method_that_never_trains_tries_no_rate(self, session) -> None:
+        learner, tried = Learner(LearnerSettings(backbone=str(TINY), method="zero-shot")), []
+        list(learner.training_steps(session, on_trial=tried.append))
+        learner.learn({"fox": torch.zeros(1, 3, 32, 32, dtype=torch.uint8)})  # without a warning
+        assert not tried
+        assert learner.training.lr is None
+
     def test_a_session_that_cannot_compare_rates_says_so(self, session) -> None:
         learner = Learner(FOLDER_BACKBONE.model_copy(update={"epochs": 1}))
         images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
@@ -175,6 +182,14 @@ class TestReports:
         assert learner.evaluate(photos / "train").images == 80
         with pytest.raises(InputError, match="unknown class 'zebra'"):
             learner.evaluate({"zebra": first})
+
+    def test_test_images_that_cannot_be_used_are_refused_before_training(self, photos) -> None:
+        learner, first = Learner(), next((photos / "train").iterdir())
+        with pytest.raises(InputError, match="knows no classes yet"):
+            learner.evaluate(photos)
+        with pytest.raises(InputError, match="unknown class 'zebra'; known: "):
+            learner.learn(photos, test={"zebra": first})
+        assert learner.sessions == 0
 
     def test_a_session_that_did_harm_says_what_to_do(self) -> None:
         measured = Evaluation(72.9, 81.2, 48, {})

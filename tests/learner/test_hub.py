@@ -1,6 +1,8 @@
 """Learners on the hub, over HTTP to a server on loopback, and their model cards."""
 
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,8 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dosapp.backbones.registry import TINY
 from dosapp.learner.learner import Learner
 from dosapp.learner.model_card import write_model_card
+from dosapp.runtime.files import lock_folder
 from support.cli import dosapp
 from support.fake_hub import TOKEN, FakeHub, serve_fake_hub
 
@@ -84,6 +88,24 @@ def test_the_commands_send_only_the_learners_files(hub, saved, tmp_path) -> None
     assert "already exists; choose another folder" in dosapp("pull", "me/x", target, code=2).stderr
 
 
+def test_a_backbone_in_a_folder_is_not_sent_and_can_be_given(
+    hub, learner_settings, tmp_path
+) -> None:
+    mine, folder = tmp_path / "mine", tmp_path / "learner"
+    shutil.copytree(TINY, mine)
+    Learner(learner_settings(backbone=str(mine))).save(folder, "new")
+    printed = run_with_hub(hub, "-m", "dosapp", "push", folder, "me/foxes")
+    assert f"note: the backbone '{mine}' is a folder here and is not uploaded" in printed
+    card = hub.repositories["me/foxes"]["README.md"].decode()
+    assert "Learner.from_pretrained('me/foxes', backbone='FOLDER')" in card
+    assert "a folder of the author's" in card
+    assert "base_model" not in card
+    mine.rename(tmp_path / "theirs")
+    load = "from dosapp import Learner; Learner.from_pretrained('me/foxes', backbone='theirs')"
+    with contextlib.chdir(tmp_path):
+        run_with_hub(hub, "-c", load)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -126,7 +148,22 @@ def test_the_card_tells_the_history(saved) -> None:
     assert '- method: "dosapp"' in text
     assert "No images are stored. 5 versions" in text
     assert "None were measured" in text
+    assert "null" not in text
     assert dosapp("push", folder, "me/foxes", "--dry-run").stdout == card
+
+
+def test_the_card_has_what_was_chosen_or_measured_and_names_no_caller(saved) -> None:
+    learner, folder = saved
+    learner.change_training(lr=0.0025, epochs=7)
+    with lock_folder(folder) as lock:
+        history = learner.history(folder)
+        history.begin_writing(lock)
+        seen = {"canary": 62.5, "who": "alice of the token list"}
+        history.append(learner.state(), learner.working_state(), "a session", seen)
+    card = write_model_card(folder, "me/foxes")
+    assert "- lr: 0.0025\n- epochs: 7\n" in card
+    assert "- canary: 62.5\n" in card
+    assert "alice" not in card
 
 
 def test_the_card_has_the_metrics_of_a_run(tmp_path, small) -> None:

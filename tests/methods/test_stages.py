@@ -60,6 +60,12 @@ def test_both_stages_and_an_adapter(small, tiny, tmp_path) -> None:
     check_pair(settings, tiny, tmp_path / "learner")
 
 
+def test_zero_shot_trains_with_a_stage() -> None:
+    """So its first session chooses a learning rate."""
+    assert build_method("zero-shot").phase == "none"
+    assert build_method("zero-shot", stages=("alignment",)).phase == "labelled"
+
+
 class TestAlignment:
     def test_flyp_with_an_alignment_is_slca_with_equal_rates(self, small, tiny) -> None:
         options = {"classifier_lr_scale": 1.0}

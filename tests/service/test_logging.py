@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dosapp import Client
 from dosapp.drills.service_process import encode_test_images
 from dosapp.errors import InputError
 from dosapp.learner.learner import Learner
@@ -244,6 +245,17 @@ class TestFormats:
         with run(folder) as service:
             connect(service).get("/health")
         assert read_lines() == []
+
+    def test_a_waiting_client_asks_ever_less_often(self, monkeypatch) -> None:
+        """Each question is a line of the log."""
+        states, pauses = iter(["learning"] * 30 + ["done"]), list[float]()
+        client = Client("http://127.0.0.1:1")
+        monkeypatch.setattr(client, "_request", lambda *_, **__: {"id": "x", "state": next(states)})
+        monkeypatch.setattr("dosapp.service.client.time.sleep", pauses.append)
+        assert client.learn()["state"] == "done"
+        assert pauses[0] == 0.1
+        assert pauses == sorted(pauses)
+        assert pauses[-1] == 2
 
     def test_unknown_formats_and_levels_are_input_errors(self) -> None:
         for name, value in (("log_format", "xml"), ("log_level", "loud")):

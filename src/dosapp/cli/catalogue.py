@@ -20,7 +20,7 @@ def methods(
     as_json: Json = False,
 ) -> None:
     """List the methods of the labelled and the unlabelled phase."""
-    from dosapp.methods.registry import METHODS, STAGES
+    from dosapp.methods.registry import METHODS, STAGES, import_methods
 
     if abilities:
         from dosapp.report.tables import abilities_table
@@ -28,6 +28,7 @@ def methods(
         print(abilities_table(), end="")
         return
 
+    import_methods(name)
     listed = {**METHODS, **STAGES}
     if name is not None and name not in listed:
         raise unknown_name("method", name, listed, "dosapp methods")

@@ -48,7 +48,8 @@ def data_inspect(
         import io
 
         with io.BytesIO() as buffer:
-            draw_contact_sheet(found).save(buffer, "PNG" if sheet.suffix == ".png" else "JPEG")
+            kind = "PNG" if sheet.suffix.lower() == ".png" else "JPEG"
+            draw_contact_sheet(found).save(buffer, kind)
             write_bytes(sheet, buffer.getvalue())
     if as_json:
         print(json.dumps(found.to_dict(), indent=1))

@@ -3,6 +3,7 @@
 import datetime
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -17,6 +18,7 @@ def doctor(
     data: Annotated[
         str | None, typer.Option(help="a dataset whose class names are checked, name or path")
     ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="a copy of the paper's datasets")] = None,
     as_json: Json = False,
 ) -> None:
     """Check torch, disk, cache, a backbone and class names.
@@ -35,7 +37,8 @@ def doctor(
         findings += found
         if data is not None and loaded is not None:
             status.update(f"checking the class names of {data}")
-            findings += check_classes(load_dataset(data, loaded.preprocess), loaded)
+            dataset = load_dataset(data, loaded.preprocess, data_dir=data_dir)
+            findings += check_classes(dataset, loaded)
     problems = sum(finding.status == "problem" for finding in findings)
     if as_json:
         print(json.dumps({"problems": problems, "findings": [asdict(f) for f in findings]}))

@@ -199,6 +199,36 @@ def client_forget(url: Url = LOCAL_URL, token: Token = None) -> None:
     out.print(f"{plural(count, 'correction')} discarded")
 
 
+@client_app.command("classes")
+def client_classes(url: Url = LOCAL_URL, token: Token = None) -> None:
+    """List the classes that the service knows."""
+    for name in _client(url, token).classes():
+        out.print(name)
+
+
+@client_app.command("rename")
+def client_rename(
+    name: Annotated[str, typer.Argument(help="a known class")],
+    to: Annotated[str, typer.Argument(help="its new name")],
+    url: Url = LOCAL_URL,
+    token: Token = None,
+) -> None:
+    """Rename a class; its captions change with it."""
+    number = _client(url, token).rename(name, to)
+    out.print(f"version {number}: '{name}' is now '{to}'")
+
+
+@client_app.command("remove")
+def client_remove(
+    name: Annotated[str, typer.Argument(help="a known class")],
+    url: Url = LOCAL_URL,
+    token: Token = None,
+) -> None:
+    """Stop predicting a class."""
+    number = _client(url, token).remove(name)
+    out.print(f"version {number}: '{name}' is no longer predicted")
+
+
 @client_app.command("rollback")
 def client_rollback(version: int, url: Url = LOCAL_URL, token: Token = None) -> None:
     """Append a copy of an earlier version."""

@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from dosapp.errors import InputError
+from dosapp.runtime.plural import plural
 
 Rows = NDArray[np.int64]
 
@@ -72,6 +73,9 @@ class Split(Generic[I_co]):
     def __post_init__(self) -> None:
         if len(self.images) != len(self.labels):
             raise ValueError(f"{len(self.images)} images but {len(self.labels)} labels")
+
+    def __repr__(self) -> str:
+        return f"Split({plural(len(self.labels), 'image')})"
 
 
 @dataclass(frozen=True)

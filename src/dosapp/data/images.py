@@ -10,6 +10,7 @@ from torch import Tensor
 from dosapp.data.base import ImageArray, Rows, Split
 from dosapp.data.prefetch import prefetch
 from dosapp.data.preprocess import to_float
+from dosapp.runtime.plural import plural
 from dosapp.runtime.rng import numpy_rng
 
 
@@ -24,6 +25,9 @@ class UnlabelledImages:
 
     def __len__(self) -> int:
         return len(self.items)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({plural(len(self), 'image')})"
 
     def read(self, positions: Sequence[int] | Rows) -> Tensor:
         """`float32 [n, 3, H, W]` in [0, 1], with noise if there is any."""
@@ -61,7 +65,7 @@ class UnlabelledImages:
         return [self.arrays[array].key(int(row)) for array, row in self.items]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LabelledImages(UnlabelledImages):
     """Images with labels: indices of the class names of their task or session."""
 

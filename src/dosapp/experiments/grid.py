@@ -37,6 +37,7 @@ from dosapp.experiments.run import run
 from dosapp.experiments.run_folder import compute_again
 from dosapp.experiments.store import Store
 from dosapp.experiments.tracking import TrackingCallback
+from dosapp.methods.registry import import_methods
 from dosapp.runtime.files import write_bytes
 from dosapp.settings import RunSettings, hash_key, read_options, read_yaml
 
@@ -64,7 +65,7 @@ def read_grid(path: Path, seeds: str | None = None) -> list[RunSettings]:
         The settings of each run once, sorted by seed.
 
     Raises:
-        InputError: A key is unknown, or a value is not allowed.
+        InputError: A key is unknown, a value is not allowed, or a method cannot be imported.
     """
     values = read_yaml(path)
     runs = values.pop("runs", [{}])
@@ -81,6 +82,8 @@ def read_grid(path: Path, seeds: str | None = None) -> list[RunSettings]:
         for run in runs
         for settings in expand_lists({**values, **RunSettings.rename_aliases(run), **numbers})
     ]
+    for settings in planned:
+        import_methods(settings.method, settings.adapt)
     planned.sort(key=lambda settings: settings.seed)  # one seed of the whole table comes first
     return list({settings.model_dump_json(): settings for settings in planned}.values())
 

@@ -71,13 +71,16 @@ def common_stream_size(scenario: Scenario) -> int | None:
 
 
 def _external_sources(settings: RunSettings) -> dict[str, str]:
-    """A hash of the source of methods of other packages: an edited method is another run."""
-    classes = [get_method(name) for name in (settings.method, settings.adapt) if name]
+    """A hash of the files that define methods of other packages and their base classes: an edited
+    method is another run."""
+    methods = [get_method(name) for name in (settings.method, settings.adapt) if name]
+    classes = [cls for method in methods for cls in method.__mro__ if issubclass(cls, Method)]
     external = [cls for cls in classes if not cls.__module__.startswith("dosapp.")]
     try:
-        sources = [inspect.getsource(inspect.getmodule(cls) or cls) for cls in external]
+        found = [inspect.getsource(inspect.getmodule(cls) or cls) for cls in external]
     except (OSError, TypeError):  # defined in an interactive session
         return {}
+    sources = list(dict.fromkeys(found))
     return {"source": hash_key({"source": sources})} if sources else {}
 
 

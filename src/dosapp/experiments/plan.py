@@ -22,7 +22,7 @@ from dosapp.errors import InputError
 from dosapp.experiments.identity import compute_identity, compute_key
 from dosapp.experiments.presets import apply_preset
 from dosapp.methods.base import Method
-from dosapp.methods.registry import build_method
+from dosapp.methods.registry import build_method, import_methods
 from dosapp.scenario import Scenario, concat_scenarios, split_dataset
 from dosapp.settings import (
     PAPER_BATCH_SIZE,
@@ -70,6 +70,7 @@ def plan(settings: RunSettings, data: Any = None) -> Plan:
         >>> plan(RunSettings(classes=6, tasks=2)).scenario.name
         'shapes'
     """
+    import_methods(settings.method, settings.adapt)
     backbone = load_backbone(settings.backbone)
     dataset = None if data is None else as_dataset(data, backbone.preprocess)
     if dataset is not None:

@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dosapp.errors import InputError, unknown_name
 from dosapp.experiments.grid import parse_seeds
 from dosapp.experiments.presets import apply_preset
+from dosapp.methods.registry import import_methods
 from dosapp.runtime.files import read_json, write_json
 from dosapp.runtime.machine import timestamp
 from dosapp.settings import RunSettings, hash_key, read_options, read_yaml
@@ -89,6 +90,7 @@ class Study(BaseModel):
                             preset = values.pop("preset", None)
                             values = apply_preset(preset, values) if preset else values
                             settings = RunSettings.parse(values, f"variant '{variant}'")
+                            import_methods(settings.method, settings.adapt)
                             yield StudyRun(variant, dataset, group == "held_out", settings)
 
     def variants_hash(self) -> str:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from dosapp.errors import unknown_name
+from dosapp.errors import InputError, unknown_name
 from dosapp.experiments.callbacks import Phase, RunCallback
 from dosapp.methods.registry import build_method
 from dosapp.runtime.extras import missing_extra
@@ -187,7 +187,7 @@ class TrackingCallback(RunCallback):
         other: A callback that is called, too.
 
     Raises:
-        InputError: A tracker is unknown or its package is not installed.
+        InputError: A tracker is unknown, its package is not installed, or it cannot be opened.
     """
 
     def __init__(
@@ -208,7 +208,14 @@ class TrackingCallback(RunCallback):
         self.step = lines.last_step  # a resumed run may repeat steps since its checkpoint
         self.trackers = [lines]
         for name in self.names:  # one by one: if one cannot be opened, the others are closed
-            self.trackers.append(TRACKERS[name](self.folder, self.settings))
+            try:
+                self.trackers.append(TRACKERS[name](self.folder, self.settings))
+            except Exception as error:  # each package has errors of its own: no login, no server
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                raise InputError(
+                    f"the tracker '{name}' cannot be opened ({reason}), so the run has not begun; "
+                    "try again with --resume, with or without it"
+                ) from error
         self.other.on_begin(label, sessions)
 
     def _log(self, values: Mapping[str, float]) -> None:

@@ -22,7 +22,7 @@ from dosapp.experiments.optuna_search import propose_rates
 from dosapp.experiments.plan import build_scenario, resolve_training
 from dosapp.learner.hyperparameters import split_session
 from dosapp.learner.learner import Learner
-from dosapp.methods.registry import get_method
+from dosapp.methods.registry import get_method, import_methods
 from dosapp.runtime.files import write_bytes
 from dosapp.scenario import Session
 from dosapp.settings import RunSettings, read_yaml
@@ -153,6 +153,7 @@ def tune(
     Returns:
         The chosen rate and all trials.
     """
+    import_methods(settings.method)
     settings = resolve_training(settings)
     check_tunable(settings)
     tried, images = dict[float, Trial](), {"teach": 0, "score": 0}

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 
 from dosapp.backbones.base import Expert
-from dosapp.data.base import ImageArray, Split
+from dosapp.data.base import Dataset, ImageArray, Split
 from dosapp.data.prefetch import prefetch
 from dosapp.data.preprocess import to_float
 from dosapp.errors import InputError, unknown_name
 from dosapp.runtime.devices import to_device
+from dosapp.runtime.plural import plural
 
 if TYPE_CHECKING:
     from dosapp.learner.learner import Learner
@@ -46,6 +47,8 @@ class SessionResult:
     Example:
         >>> print(SessionResult(("fox", "owl"), 20, 60, 0.12, 1e-4, 30, 8))
         2 classes, 20 images, 60 steps (learning rate 0.0001, 30 epochs, batches of 8)
+        >>> print(SessionResult(("fox",), 8, 1, 0.12, 1e-4, 1, 8))
+        1 class, 8 images, 1 step (learning rate 0.0001, 1 epoch, batches of 8)
     """
 
     classes: tuple[str, ...]
@@ -58,9 +61,15 @@ class SessionResult:
     evaluation: Evaluation | None = None  # on the test images, if some were given
 
     def __str__(self) -> str:
+        counts = [
+            plural(len(self.classes), "class"),
+            plural(self.images, "image"),
+            plural(self.steps, "step"),
+        ]
+        epochs = plural(self.epochs, "epoch")
         text = (
-            f"{len(self.classes)} classes, {self.images} images, {self.steps} steps "
-            f"(learning rate {self.lr:g}, {self.epochs} epochs, batches of {self.batch_size})"
+            f"{', '.join(counts)} "
+            f"(learning rate {self.lr:g}, {epochs}, batches of {self.batch_size})"
         )
         return f"{text}: {self.evaluation}" if self.evaluation else text
 
@@ -82,16 +91,35 @@ class SessionResult:
         )
 
 
+def choose_split(dataset: Dataset[ImageArray]) -> Split[ImageArray]:
+    """The test images; all, if none are marked so."""
+    return dataset.test if len(dataset.test.labels) else dataset.train
+
+
+def check_known(
+    classes: Sequence[str], split: Split[ImageArray], known: Sequence[str]
+) -> list[str]:
+    """The classes of the images.
+
+    Raises:
+        InputError: There are no images, or one is of a class that is not known.
+    """
+    present = [classes[label] for label in np.unique(split.labels)]
+    if not present:
+        raise InputError("there are no images to evaluate on; give at least one")
+    if not known:
+        raise InputError("the learner knows no classes yet; train a session first")
+    unknown = next((name for name in present if name not in known), None)
+    if unknown is not None:
+        raise unknown_name("class", unknown, known)
+    return present
+
+
 @torch.inference_mode()
 def evaluate(learner: "Learner", classes: Sequence[str], split: Split[ImageArray]) -> Evaluation:
     """Evaluate the answering expert and the pretrained backbone on labelled images."""
     known = learner.classes
-    present = [classes[label] for label in np.unique(split.labels)]
-    if not present:
-        raise InputError("there are no images to evaluate on; give at least one")
-    unknown = next((name for name in present if name not in known), None)
-    if unknown is not None:
-        raise unknown_name("class", unknown, known)
+    present = check_known(classes, split, known)
     target = np.array([known.index(name) if name in known else -1 for name in classes])
     labels = target[split.labels]
     correct = _predict(learner, split, learner.answering_expert[1]) == labels

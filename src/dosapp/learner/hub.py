@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dosapp.errors import DosappError, InputError
 from dosapp.learner.description import LearnerDescription
-from dosapp.learner.model_card import write_model_card
+from dosapp.learner.model_card import is_public, write_model_card
 from dosapp.runtime.files import ensure_dir
 
 if TYPE_CHECKING:
@@ -51,6 +52,13 @@ def push_folder(
         raise InputError(
             f"'{folder}' holds images (a replay buffer, a canary or a method that stores them); "
             "add --include-images to upload them too"
+        )
+    backbone = description.settings["backbone"]
+    if not is_public(backbone):
+        warnings.warn(
+            f"the backbone '{backbone}' is a folder here and is not uploaded; others need a copy "
+            f"of it: Learner.from_pretrained('{repo_id}', backbone=…)",
+            stacklevel=2,
         )
     paths = sorted(path for pattern in FILES for path in folder.glob(pattern))
     card = write_model_card(folder, repo_id)

@@ -32,7 +32,13 @@ from dosapp.learner.description import (
     load_latest,
     save_learner,
 )
-from dosapp.learner.evaluation import Evaluation, SessionResult, evaluate
+from dosapp.learner.evaluation import (
+    Evaluation,
+    SessionResult,
+    check_known,
+    choose_split,
+    evaluate,
+)
 from dosapp.learner.hyperparameters import RATES, Training, choose_batch_size
 from dosapp.learner.mitigations import Mitigations
 from dosapp.learner.progress import progress_bar
@@ -281,6 +287,8 @@ class Learner:
         # Read before training, so that nothing is lost if it cannot be; none of it is held out.
         if test is not None:
             test = as_dataset(test, self.preprocess, hold_out=False)
+            known = [*self.classes, *session.classes]
+            check_known(test.classes, choose_split(test), known)
         if canary_share:
             session = self.canary.take_share(session, canary_share)
         step = None
@@ -322,8 +330,7 @@ class Learner:
             Accuracy among all known classes, beside that of the pretrained backbone.
         """
         dataset = as_dataset(data, self.preprocess, hold_out=False)
-        split = dataset.test if len(dataset.test.labels) else dataset.train
-        return evaluate(self, dataset.classes, split)
+        return evaluate(self, dataset.classes, choose_split(dataset))
 
     def training_steps(
         self,
@@ -640,6 +647,7 @@ class Learner:
         cls,
         name: Path | str,
         *,
+        backbone: Backbone | str | None = None,
         revision: str | None = None,
         token: str | None = None,
         device: str = "cpu",
@@ -648,6 +656,7 @@ class Learner:
 
         Args:
             name: `ORG/NAME`, or a folder.
+            backbone: Its pretrained backbone, if that cannot be loaded by its name.
             revision: A branch, tag or commit of the hub.
             token: Of the hub, for private repositories.
             device: Where it computes.
@@ -658,9 +667,9 @@ class Learner:
         from dosapp.learner.hub import pull_temporarily
 
         if Path(name).is_dir():
-            return cls.load(name, device=device)
+            return cls.load(name, backbone, device=device)
         with pull_temporarily(str(name), revision=revision, token=token) as folder:
-            return cls.load(folder, device=device)
+            return cls.load(folder, backbone, device=device)
 
     @classmethod
     def open(

@@ -1,11 +1,14 @@
 """The model card of a learner, written from its history."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from dosapp.backbones.names import find_source
+from dosapp.errors import InputError
 from dosapp.history.history import History
 from dosapp.history.version import Version
 from dosapp.learner.description import LearnerDescription
@@ -30,19 +33,21 @@ def write_model_card(folder: Path, name: str) -> str:
     versions = History(folder, lambda _: None).versions()
     empty: dict[str, Any] = {"classes": [], "sessions": 0, "steps": 0}
     facts = versions[-1].facts if versions else empty
+    place = "" if is_public(settings.backbone) else ", backbone='FOLDER'"
     sections = [
         f"---\n{yaml.safe_dump(_header(settings), sort_keys=False)}---",
         f"# {name}",
         f"A CLIP classifier that learned {plural(len(facts['classes']), 'class')} in "
         f"{plural(facts['sessions'], 'session')} and {plural(facts['steps'], 'step')}, written by "
         "[dosapp](https://github.com/dosapp/dosapp).",
-        f"```python\nfrom dosapp import Learner\n\nlearner = Learner.from_pretrained({name!r})\n"
+        "```python\nfrom dosapp import Learner\n\n"
+        f"learner = Learner.from_pretrained({name!r}{place})\n"
         "learner.predict([image])  # Pillow images\n```",
         f"## Classes\n\n{_format_classes(facts['classes'])}",
         f"## Versions\n\n{_format_versions(versions)}",
         f"## Metrics\n\n{_format_metrics(versions)}",
-        f"## Training\n\n{_format_settings(settings, description.fingerprint)}",
-        f"## What is stored\n\n{_describe_storage(description, versions)}",
+        f"## Training\n\n{_format_settings(settings, facts, description.fingerprint)}",
+        f"## What is stored\n\n{_describe_storage(description, settings.backbone, versions)}",
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -53,9 +58,24 @@ def _header(settings: LearnerSettings) -> dict[str, Any]:
         "pipeline_tag": "zero-shot-image-classification",
         "tags": ["continual-learning", "test-time-adaptation", "clip", settings.method],
     }
-    if "/" in settings.backbone and not Path(settings.backbone).exists():
-        header["base_model"] = settings.backbone
+    hub_id = find_hub_id(settings.backbone)
+    if hub_id is not None:
+        header["base_model"] = hub_id
     return header
+
+
+def find_hub_id(backbone: str) -> str | None:
+    """The id on the hub from which others load a backbone; None: a folder, or part of dosapp.
+
+    Example:
+        >>> find_hub_id("ViT-B-16"), find_hub_id("tiny"), find_hub_id("/models/mine")
+        ('openai/clip-vit-base-patch16', None, None)
+    """
+    try:
+        source = find_source(backbone)
+    except InputError:  # a folder that has moved
+        return None
+    return None if source.is_folder else source.place
 
 
 def _format_classes(classes: list[str]) -> str:
@@ -81,28 +101,43 @@ def _format_metrics(versions: list[Version]) -> str:
     if not measured:
         return "None were measured when its versions were written."
     last = measured[-1]
-    lines = [f"- {name}: {json.dumps(value)}" for name, value in last.seen.items()]
+    numbers = {name: value for name, value in last.seen.items() if not isinstance(value, str)}
+    lines = [f"- {name}: {json.dumps(value)}" for name, value in numbers.items()]  # no callers
     return f"Measured with version {last.number}:\n\n" + "\n".join(lines)
 
 
-def _format_settings(settings: LearnerSettings, fingerprint: str) -> str:
+def _format_settings(settings: LearnerSettings, facts: Mapping[str, Any], fingerprint: str) -> str:
     defaults = LearnerSettings().model_dump(mode="json")
     values = settings.model_dump(mode="json", exclude={"device"})
-    always = ("backbone", "method", "adapt", "lr", "epochs", "batch_size", "buffer_size", "seed")
-    shown = {k: v for k, v in values.items() if k in always or v != defaults[k]}
+    values |= facts.get("training", {})  # what was chosen or changed since
+    always = ("backbone", "method", "lr", "epochs", "batch_size", "buffer_size", "seed")
+    given = {k: v for k, v in values.items() if v is not None}
+    shown = {k: v for k, v in given.items() if k in always or v != defaults[k]}
     lines = [f"- {name}: {json.dumps(value)}" for name, value in shown.items()]
     return "\n".join([*lines, f"- fingerprint of the backbone before training: `{fingerprint}`"])
 
 
-def _describe_storage(description: LearnerDescription, versions: list[Version]) -> str:
+def _describe_storage(
+    description: LearnerDescription, backbone: str, versions: list[Version]
+) -> str:
     size = sum(v.size for v in versions) / 1e6
     images = (
         "The files hold images (a replay buffer, a canary or images of the stream)."
         if description.stores_images
         else "No images are stored."
     )
+    place = (
+        "which is loaded by its name"
+        if is_public(backbone)
+        else "a folder of the author's: give a copy of it as `backbone`"
+    )
     return (
         f"{images} {plural(len(versions), 'version')} of {size:.1f} MB hold the weights that "
-        "changed, not the backbone itself, which is loaded by its name. The files are safetensors "
-        "and JSON: loading them runs no code."
+        f"changed, not the backbone itself, {place}. The files are safetensors and JSON: loading "
+        "them runs no code."
     )
+
+
+def is_public(backbone: str) -> bool:
+    """Whether others can load a backbone by its name."""
+    return backbone == "tiny" or find_hub_id(backbone) is not None

@@ -60,7 +60,7 @@ def _take_steps(
         learner.class_head.check_session(session)
     # New classes are added, known ones stay; labels [N] are indices of the student's classes.
     labels = register_classes(session, student.text_head, learner.preprocess.image_size)
-    if learner.training.lr is None:
+    if learner.training.lr is None and method.phase != "none":
         # By training copies of this learner on a part of the session's images.
         learner.change_training(**asdict(choose_training(learner, session, on_trial)))
     batches = SessionBatches(

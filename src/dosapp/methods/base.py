@@ -11,6 +11,7 @@ nothing, except that `loss` is CLIP's and all weights train. The fields of a met
 its hyper-parameters: flags, YAML keys and `dosapp methods`.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import (
@@ -23,6 +24,7 @@ from typing import (
     TypeVar,
     cast,
     dataclass_transform,
+    get_args,
 )
 
 from pydantic import ConfigDict, Field
@@ -31,6 +33,7 @@ from torch import Tensor
 
 from dosapp.backbones.base import Backbone, Expert
 from dosapp.data.preprocess import Preprocess
+from dosapp.errors import InputError
 from dosapp.scenario import Session
 from dosapp.settings import HeadKind
 from dosapp.student.student import Student
@@ -346,6 +349,21 @@ class Method:
         from dosapp.methods.staged import Staged
 
         return Staged(self, stage)
+
+
+def check_declaration(method: object) -> None:
+    """Raise an `InputError` if something is no method, or a method is declared wrongly."""
+    if not isinstance(method, type) or not issubclass(method, Method):
+        raise InputError(f"{method!r} is no method; give a subclass of Method")
+    if method.phase not in get_args(Phase):
+        known = ", ".join(f"'{phase}'" for phase in get_args(Phase))
+        raise InputError(f"the phase of {method.__name__} is '{method.phase}'; give one of {known}")
+    annotations = inspect.get_annotations(method).items()
+    own = [n for n, kind in annotations if not n.startswith("_") and "ClassVar" not in str(kind)]
+    if own and "__pydantic_fields__" not in vars(method):
+        raise InputError(
+            f"{method.__name__} lacks @method_dataclass, so '{own[0]}' is no hyper-parameter"
+        )
 
 
 def flatten_fields(value: Any, old: bool = False) -> dict[str, Any]:

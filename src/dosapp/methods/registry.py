@@ -1,5 +1,9 @@
-"""Methods by name. To add one: a file and a line here, or an entry point of another package."""
+"""Methods by name. To add one: a file and a line here, an entry point of another package, or
+`module:Class` on the command line."""
 
+import importlib
+import os
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
@@ -9,7 +13,7 @@ from pydantic import ValidationError
 
 from dosapp.errors import InputError, unknown_name
 from dosapp.methods.alignment import ClassifierAlignment
-from dosapp.methods.base import Method
+from dosapp.methods.base import Method, check_declaration
 from dosapp.methods.cofima import CoFiMA
 from dosapp.methods.cotta import CoTTA
 from dosapp.methods.dosapp import DoSAPP
@@ -82,12 +86,47 @@ for entry in entry_points(group="dosapp.methods"):  # methods of other packages
         warnings.warn(f"method '{entry.name}' is left out: {error}", stacklevel=2)
 
 
+def import_methods(*names: str | None) -> None:
+    """Import those names that are written `module:Class`, from the current folder too, and
+    register the classes under them.
+
+    Only settings that the user gives are imported. `get_method` imports nothing, because the names
+    in a learner's folder or in a result come with the file.
+
+    Raises:
+        InputError: The module cannot be imported, or the class is missing or no method.
+    """
+    for name in names:
+        if name is None or ":" not in name or name in METHODS:
+            continue
+        module_name, _, class_name = name.partition(":")
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # last: a file there must not replace a package
+        try:
+            module = importlib.import_module(module_name)
+        except Exception as error:
+            raise InputError(
+                f"the method '{name}' cannot be imported ({type(error).__name__}: {error}); give "
+                "module:Class, of a module in this folder or installed"
+            ) from error
+        if not hasattr(module, class_name):
+            own = [key for key, value in vars(module).items() if isinstance(value, type)]
+            raise unknown_name("class", class_name, own)
+        check_declaration(getattr(module, class_name))
+        METHODS[name] = getattr(module, class_name)
+
+
 def get_method(name: str) -> type[Method]:
     """Look a method up by name."""
     if name in STAGES:
         flag = "--align" if name == "alignment" else f"--merging {name}"
         raise InputError(
             f"'{name}' is a stage after a labelled method's epochs; try --method flyp {flag}"
+        )
+    if ":" in name and name not in METHODS:
+        raise InputError(
+            f"the method '{name}' is not registered, and only settings of a run import a class; "
+            f"set METHODS['{name}'] in Python, or give its package an entry point"
         )
     if name not in METHODS:
         raise unknown_name("method", name, METHODS, "dosapp methods")

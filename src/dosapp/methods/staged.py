@@ -38,7 +38,8 @@ class Staged(Pair):
 
     def __init__(self, labelled: Method, stage: Stage) -> None:
         super().__init__(labelled, stage, stage.role, adapter=labelled)
-        self.phase = labelled.phase  # type: ignore[misc]
+        trains = labelled.phase != "none"
+        self.phase = labelled.phase if trains else "labelled"  # type: ignore[misc]
         self.stage = stage
 
     def __repr__(self) -> str:

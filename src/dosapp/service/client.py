@@ -154,8 +154,10 @@ class Client:
         return self._wait_for(job, wait, on_progress)
 
     def _wait_for(self, job: dict[str, Any], wait: bool, on_progress: Progress) -> dict[str, Any]:
+        pause = 0.1
         while wait and job["state"] in ("waiting", "learning"):
-            time.sleep(0.1)
+            time.sleep(pause)
+            pause = min(1.5 * pause, 2.0)  # a long session does not fill the service's log
             job = self.job(job["id"])
             on_progress(job)
         return job

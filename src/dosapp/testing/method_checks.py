@@ -8,18 +8,17 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dosapp.backbones.dual_encoder import DualEncoder
 from dosapp.backbones.registry import load_backbone
-from dosapp.errors import InputError
 from dosapp.experiments.plan import build_scenario
 from dosapp.experiments.run import run
 from dosapp.learner.learner import Learner
-from dosapp.methods.base import Method, Phase
+from dosapp.methods.base import Method, check_declaration
 from dosapp.methods.registry import METHODS
 from dosapp.scenario import Scenario, Session
 from dosapp.settings import RunSettings
@@ -37,20 +36,6 @@ SMALL_RUN: Mapping[str, Any] = {
 }
 
 MethodCheck = Callable[[RunSettings, DualEncoder, Path], None]
-
-
-def _check_declaration(method: object) -> None:
-    if not isinstance(method, type) or not issubclass(method, Method):
-        raise InputError(f"{method!r} is no method; give a subclass of Method")
-    if method.phase not in get_args(Phase):
-        known = ", ".join(f"'{phase}'" for phase in get_args(Phase))
-        raise InputError(f"the phase of {method.__name__} is '{method.phase}'; give one of {known}")
-    annotations = vars(method).get("__annotations__", {}).items()
-    own = [n for n, kind in annotations if not n.startswith("_") and "ClassVar" not in str(kind)]
-    if own and "__pydantic_fields__" not in vars(method):
-        raise InputError(
-            f"{method.__name__} lacks @method_dataclass, so '{own[0]}' is no hyper-parameter"
-        )
 
 
 def check_method(
@@ -71,7 +56,7 @@ def check_method(
         >>> from dosapp import METHODS
         >>> check_method(METHODS["self-training"])
     """
-    _check_declaration(method)
+    check_declaration(method)
     name = next((known for known, cls in METHODS.items() if cls is method), "")
     registered = name or f"checked-{method.__name__}"
     names = {"method": registered}
