@@ -24,7 +24,7 @@ from dosapp.data.decoding import FORMATS
 from dosapp.data.files import SUFFIXES, list_files, strip_outer_folder
 from dosapp.data.preprocess import Preprocess, to_bytes
 from dosapp.errors import InputError, TooLargeError
-from dosapp.service.image_headers import CountedFile, strip_metadata
+from dosapp.service.image_headers import CountedFile, bound_webp_tables, strip_metadata
 from dosapp.service.settings import ServiceSettings
 
 MAX_NAME_LENGTH = 200  # characters of a class name
@@ -38,7 +38,9 @@ WEIGHTS = {"WEBP": 3, "TIFF": 2}  # of a pixel: decoding takes so much more memo
 COMPRESSION, TILE_WIDTH, TILE_LENGTH = 259, 322, 323  # tags of a TIFF
 # None, LZW, deflate (two numbers), packed bits: others hold images of a size of their own.
 COMPRESSIONS = (1, 5, 8, 32946, 32773)
-LOSSLESS_WEBP = 8_000_000  # pixels that one counts as at least: its tables may take 350 MB
+# Bytes of tables that count as a pixel. It is half of what decoding one may take: so large a block
+# seldom fits where the last one was, so the memory of two is in use.
+BYTES_PER_PIXEL = 2.5
 UNKNOWN = "unknown"  # the label of a prediction below the threshold, so no class has this name
 
 M = TypeVar("M")
@@ -97,17 +99,18 @@ class UploadDecoder:
         with _reading(name):
             used = strip_metadata(data)
             if size := read_webp_size(used):
-                (width, height), pixels = size, WEIGHTS["WEBP"] * size[0] * size[1]
-                if b"VP8L" in used or b"ALPH" in used:  # lossless pixels, or lossless alpha
-                    pixels = max(pixels, min(LOSSLESS_WEBP, self.settings.max_pixels))
+                width, height = size
+                tables = bound_webp_tables(used, width, height)
+                pixels = WEIGHTS["WEBP"] * width * height + int(tables / BYTES_PER_PIXEL)
             else:
                 with Image.open(CountedFile(used), formats=FORMATS) as image:
                     (width, height), pixels = image.size, count_pixels(image)
                     _check_effort(image, used, name)
             if pixels > self.settings.max_pixels:
+                advice = "" if pixels == width * height else "; save it as PNG or JPEG"
                 raise TooLargeError(
                     f"{name} has {width} × {height} pixels and counts as {pixels:,}; at most "
-                    f"{self.settings.max_pixels:,} are accepted"
+                    f"{self.settings.max_pixels:,} are accepted{advice}"
                 )
             if min(width, height) < 1 or max(width, height) > 100 * min(width, height):
                 raise InputError(f"{name} is {width} × {height}; give a usual shape")
