@@ -38,9 +38,7 @@ WEIGHTS = {"WEBP": 3, "TIFF": 2}  # of a pixel: decoding takes so much more memo
 COMPRESSION, TILE_WIDTH, TILE_LENGTH = 259, 322, 323  # tags of a TIFF
 # None, LZW, deflate (two numbers), packed bits: others hold images of a size of their own.
 COMPRESSIONS = (1, 5, 8, 32946, 32773)
-# Bytes of tables that count as a pixel. It is half of what decoding one may take: so large a block
-# seldom fits where the last one was, so the memory of two is in use.
-BYTES_PER_PIXEL = 2.5
+BYTES_PER_PIXEL = 5  # that decoding takes; what some files need beside counts as pixels, too
 UNKNOWN = "unknown"  # the label of a prediction below the threshold, so no class has this name
 
 M = TypeVar("M")
@@ -101,13 +99,14 @@ class UploadDecoder:
             if size := read_webp_size(used):
                 width, height = size
                 tables = bound_webp_tables(used, width, height)
-                pixels = WEIGHTS["WEBP"] * width * height + int(tables / BYTES_PER_PIXEL)
+                # Twice: so large a block seldom fits where the last one was.
+                pixels = WEIGHTS["WEBP"] * width * height + 2 * tables // BYTES_PER_PIXEL
             else:
                 with Image.open(CountedFile(used), formats=FORMATS) as image:
-                    (width, height), pixels = image.size, count_pixels(image)
+                    (width, height), pixels = image.size, count_pixels(image, used)
                     _check_effort(image, used, name)
             if pixels > self.settings.max_pixels:
-                advice = "" if pixels == width * height else "; save it as PNG or JPEG"
+                advice = "" if pixels == width * height else "; save it as PNG or baseline JPEG"
                 raise TooLargeError(
                     f"{name} has {width} × {height} pixels and counts as {pixels:,}; at most "
                     f"{self.settings.max_pixels:,} are accepted{advice}"
@@ -303,14 +302,31 @@ def normalize_class_name(name: str) -> str:
     return name
 
 
-def count_pixels(image: Image.Image) -> int:
-    """Width times height times the format's weight; tiles of a TIFF are decoded as a whole."""
+def count_pixels(image: Image.Image, data: bytes = b"") -> int:
+    """Width times height times the format's weight; tiles of a TIFF are decoded as a whole.
+
+    Args:
+        image: An image that is not decoded yet.
+        data: Its file.
+    """
     tags: Mapping[int, int] = getattr(image, "tag_v2", {})
     width, height = int(tags.get(TILE_WIDTH, 0)), int(tags.get(TILE_LENGTH, 0))
     tiled = 0
     if width > 0 and height > 0:
         tiled = -(-image.width // width) * width * -(-image.height // height) * height
-    return max(image.width * image.height, tiled) * WEIGHTS.get(image.format or "", 1)
+    pixels = max(image.width * image.height, tiled) * WEIGHTS.get(image.format or "", 1)
+    return pixels + _count_coefficients(image, data) // BYTES_PER_PIXEL
+
+
+def _count_coefficients(image: Image.Image, data: bytes) -> int:
+    """Bytes of all coefficients of a JPEG, if several scans give them: they are kept until then."""
+    layers: Sequence[tuple[int, int, int, int]] = getattr(image, "layer", ())
+    sampling = [(h, v) for _, h, v, _ in layers]
+    is_whole = all(scan[0][-1] >= len(sampling) for scan in SCAN.finditer(data))
+    if image.format != "JPEG" or (is_whole and "progressive" not in image.info):
+        return 0
+    largest = max(h for h, _ in sampling) * max(v for _, v in sampling)
+    return 2 * image.width * image.height * sum(h * v for h, v in sampling) // max(1, largest)
 
 
 def read_webp_size(data: bytes) -> tuple[int, int] | None:
