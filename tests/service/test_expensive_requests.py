@@ -6,6 +6,9 @@ import io
 import os
 import socket
 import stat
+import struct
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -16,13 +19,14 @@ from dosapp.data.preprocess import Preprocess
 from dosapp.drills.service_process import encode_test_images
 from dosapp.errors import BusyError, InputError, TooLargeError
 from dosapp.runtime.files import lock_folder, take_turn
+from dosapp.runtime.process_memory import peak_memory
 from dosapp.service.audit import Audit
 from dosapp.service.guards import Guard
 from dosapp.service.service import open_service
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.stream import StreamSample
 from dosapp.service.tokens import Tokens
-from dosapp.service.uploads import UploadDecoder, count_pixels
+from dosapp.service.uploads import BYTES_PER_PIXEL, UploadDecoder, count_pixels
 
 pytest.importorskip("fastapi")
 from starlette.datastructures import Headers
@@ -32,6 +36,13 @@ from dosapp.service.http.app import build_app
 from dosapp.service.http.limits import Limits
 from support.services import serve_at_port, wait_until
 
+DECODE = """
+import io, sys
+from PIL import Image
+from dosapp.runtime.process_memory import peak_memory
+Image.open(io.BytesIO(sys.stdin.buffer.read())).load()
+print(peak_memory())
+"""
 QUICK = {"threads": 1, "batch_wait": 0.0, "adapt": False}
 
 
@@ -61,6 +72,30 @@ def encode(image: Image.Image, kind: str, **options: object) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue()
+
+
+def webp_of_tables(side: int) -> bytes:
+    """A lossless WebP with five codes for each 4 × 4 pixels: 20 bits, and 5.7 kB of memory."""
+
+    def write(number: int, count: int) -> str:
+        return f"{number:0{count}b}"[::-1]
+
+    def code(kept: set[int], lengths: str) -> str:
+        """A code of 256 symbols of 8 bits, told by the lengths of the codes of these lengths."""
+        order = (17, 18, 0, 1, 2, 3, 4, 5, 16, 6, 7, 8)
+        return "0" + write(8, 4) + "".join("100" if n in kept else "000" for n in order) + lengths
+
+    blocks, one = range((side // 4) ** 2), "1000"  # a code of one symbol
+    bits = "".join([
+        write(0x2F, 8), write(side - 1, 14), write(side - 1, 14), write(0, 4),
+        "00", "1" + write(0, 3), "0",  # no transform or cache; which codes 4 × 4 pixels have
+        code({0, 8}, "0" + 256 * "1" + 24 * "0"), code({8}, "0"), 3 * one,
+        *(f"{n & 255:08b}{n >> 8:08b}" for n in blocks), 5 * one * len(blocks), 64 * "0",
+    ])  # fmt: skip
+    bits += -len(bits) % 16 * "0"
+    body = int(bits[::-1], 2).to_bytes(len(bits) // 8, "little")
+    head = struct.pack("<4sI4s4sI", b"RIFF", len(body) + 12, b"WEBP", b"VP8L", len(body))
+    return head + body
 
 
 class TestAnswers:
@@ -163,13 +198,42 @@ class TestImages:
         image = SimpleNamespace(width=100, height=100, format="TIFF", tag_v2={322: 16, 323: 4096})
         assert count_pixels(image) == 2 * (7 * 16) * 4096
 
-    def test_a_lossless_webp_counts_as_a_large_image(self, decoder) -> None:
-        """Its tables take up to 100 MB, whatever its size."""
-        image = Image.new("RGB", (64, 64), "red")
-        assert decoder.check_image(encode(image, "WEBP", lossless=True)).pixels == 8_000_000
-        assert decoder.check_image(encode(image, "WEBP")).pixels == 3 * 64 * 64
-        transparent = Image.new("RGBA", (64, 64), (255, 0, 0, 9))
-        assert decoder.check_image(encode(transparent, "WEBP")).pixels == 8_000_000
+    def test_a_lossless_webp_counts_the_memory_that_its_tables_may_take(self, decoder) -> None:
+        side, codes = 64, 2 * 20_600 * 16**2 // 5
+        image, transparent = (Image.effect_noise((side, side), 80).convert(m) for m in ("L", "LA"))
+        transparent.putalpha(image)
+        assert decoder.check_image(encode(image, "WEBP", lossless=True)).pixels == 3 * 64**2 + codes
+        assert decoder.check_image(encode(transparent, "WEBP")).pixels == 3 * 64**2 + codes
+        assert decoder.check_image(encode(image, "WEBP")).pixels == 3 * 64**2
+        plain = Image.new("RGBA", (1000, 1000), (255, 0, 0, 9))  # whose alpha takes a few bytes
+        assert decoder.check_image(encode(plain, "WEBP")).pixels < 3_200_000
+
+    def test_a_jpeg_of_several_scans_counts_its_coefficients(self, decoder) -> None:
+        """Of a progressive one, and of one with a scan for each colour."""
+        image = Image.effect_noise((64, 48), 80).convert("RGB")
+        for subsampling, coefficients in ((0, 6), (2, 3)):  # bytes of a pixel
+            for progressive, count in ((False, 0), (True, 64 * 48 * coefficients // 5)):
+                data = encode(image, "JPEG", subsampling=subsampling, progressive=progressive)
+                assert decoder.check_image(data).pixels == 64 * 48 + count
+        data = encode(image, "JPEG", subsampling=0)
+        start = data.index(b"\xff\xda")
+        separate = data[:start] + b"\xff\xda\x00\x08\x01\x01\x00" + data[start + 11 :]
+        assert decoder.check_image(separate).pixels == 64 * 48 + 64 * 48 * 6 // 5
+
+    def test_a_webp_takes_no_more_memory_than_it_counts(self, decoder) -> None:
+        data = webp_of_tables(380)
+        if peak_memory() is None:
+            pytest.skip("the system does not report memory")
+        before, after = (
+            float(subprocess.run([sys.executable, "-c", DECODE], input=given, check=True,
+                                 capture_output=True).stdout) for given in (webp_of_tables(4), data)
+        )  # fmt: skip
+        counted = decoder.check_image(data).pixels * BYTES_PER_PIXEL / 1e6
+        assert 30 < after - before < counted / 2
+
+    def test_a_webp_whose_tables_might_fill_the_memory_is_refused(self, decoder) -> None:
+        with pytest.raises(TooLargeError, match=r"1024 × 1024 .* save it as PNG or baseline JPEG"):
+            decoder.decode_image(webp_of_tables(1024))
 
 
 class TestArchives:

@@ -85,6 +85,22 @@ class TestService:
         assert service.writer.signals.adapted == adapted + 4 * len(honest)
         assert service.writer.frozen == ""
 
+    def test_callers_give_what_they_send_until_an_interval_is_refused(
+        self, folder, honest, shuffled
+    ) -> None:
+        """A bound from the start would leave most images of the busiest honest caller."""
+        service = start(folder)
+        send(service, 3, honest=honest, other=honest[:8])  # two intervals
+        assert service.writer.signals.adapted == 3 * (len(honest) + 8)
+        adapt_to_both(service, 6, honest, shuffled)
+        assert service.writer.signals.refused == 1
+        before = service.writer.signals.adapted
+        send(service, 1, honest=honest, other=honest[:8])
+        assert service.writer.signals.adapted == before + 16
+        service.unfreeze("operator")
+        send(service, 1, honest=honest)
+        assert service.writer.waiting == 0
+
     def test_what_was_published_with_its_images_is_undone(self, folder, honest, shuffled) -> None:
         service = start(folder)
         digest = service.writer.learner.digest()

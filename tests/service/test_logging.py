@@ -15,7 +15,7 @@ from dosapp import Client
 from dosapp.drills.service_process import encode_test_images
 from dosapp.errors import InputError
 from dosapp.learner.learner import Learner
-from dosapp.service.log_config import LOGGERS, configure_logging
+from dosapp.service.log_config import UNHEARD, configure_logging
 from dosapp.service.service import open_service
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
@@ -187,8 +187,8 @@ class TestFormats:
     @pytest.fixture
     def configure(self, capsys):
         """Configure the loggers as `dosapp serve` does; return a function that reads the lines."""
-        loggers = [logging.getLogger(name) for name in LOGGERS]
-        before = [(each, each.handlers, each.propagate, each.level) for each in loggers]
+        loggers = [logging.getLogger(name) for name in ("", "dosapp.service", *UNHEARD)]
+        before = [(each, each.handlers, each.level) for each in loggers]
 
         def read_lines() -> list[str]:
             return capsys.readouterr().err.splitlines()
@@ -199,8 +199,8 @@ class TestFormats:
 
         yield configure
         logging.captureWarnings(False)
-        for logger, handlers, propagate, level in before:
-            logger.handlers, logger.propagate = handlers, propagate
+        for logger, handlers, level in before:
+            logger.handlers = handlers
             logger.setLevel(level)
 
     def test_warnings_of_pillow_are_left_out(self, configure) -> None:
@@ -212,6 +212,15 @@ class TestFormats:
             logging.getLogger("PIL.TiffImagePlugin").warning("more samples than can be decoded")
             [line] = [line for line in read_lines() if line.startswith("20")]
         assert "from dosapp.data.folder" in line
+
+    def test_every_line_is_json_and_a_damaged_form_adds_none(self, folder, configure) -> None:
+        read_lines = configure(log_format="json")
+        with run(folder) as service:
+            form = {"Content-Type": "multipart/form-data; boundary=12345678"}
+            assert connect(service).post("/predict", content=b"no", headers=form).status_code == 400
+            logging.getLogger("asyncio").warning("socket.send() raised exception.")
+        lines = [json.loads(line) for line in read_lines()]
+        assert [line["logger"] for line in lines] == ["dosapp.service.http", "asyncio"]
 
     def test_json_lines(self, folder, configure, monkeypatch) -> None:
         read_lines = configure(log_format="json")

@@ -340,7 +340,7 @@ def _odd_content(rng: np.random.Generator, valid: ValidInputs) -> Request:
 def _bad_form(rng: np.random.Generator, valid: ValidInputs) -> Request:
     data = rng.bytes(int(rng.integers(0, 500)))
     path = ["/predict", "/learn"][rng.integers(2)]
-    return _post(path, data, "multipart/form-data; boundary=x")
+    return _post(path, data, "multipart/form-data; boundary=eight-or-more")
 
 
 def _wrong_token(rng: np.random.Generator, valid: ValidInputs) -> Request:

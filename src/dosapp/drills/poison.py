@@ -105,7 +105,7 @@ class Adaptive:
 
 
 def list_attacks(other_domain: Tensor) -> list[Attack]:
-    """All attacks; the first is no attack.
+    """All attacks; the first two are none.
 
     Args:
         other_domain: Images of another domain, `uint8 [n, 3, H, W]`.
@@ -124,17 +124,24 @@ def list_attacks(other_domain: Tensor) -> list[Attack]:
     def blend_one(attacker: Attacker, count: int, turn: Turn) -> Tensor:
         return attacker.blends(count, attacker.classes()[0])
 
+    def blend_four(attacker: Attacker, count: int, turn: Turn) -> Tensor:
+        return attacker.blends(count, choose(attacker, turn, 4))
+
     def blend_pair(attacker: Attacker, count: int, turn: Turn) -> Tensor:
         return attacker.blends(count, attacker.classes()[0], attacker.classes()[1:2])
 
     return [
         Attack("honest", lambda a, n, turn: a.honest(n), share=0.0),
+        Attack(
+            "two honest callers, 90 and 10 %", lambda a, n, turn: a.honest(n), 0.1, caller="other"
+        ),
         Attack("blends, one class", blend_one),
-        Attack("blends, four classes", lambda a, n, turn: a.blends(n, choose(a, turn, 4))),
+        Attack("blends, four classes", blend_four),
         Attack("blends, one pair", blend_pair),
         Attack("blends, own token", blend_one, caller="attacker"),
-        # The bound on the caller that sends most gives this one half of what is learned from.
         Attack("blends, own token, 10 %", blend_one, share=0.1, caller="attacker"),
+        # Once an interval is refused, this one gives half of what is learned from.
+        Attack("blends, four classes, own token, 10 %", blend_four, share=0.1, caller="attacker"),
         Attack("slow drift", blend_one, share=0.3),
         *(Attack(f"PGD, {eps}/255", perturb(eps)) for eps in (2, 4, 8, 16)),
         Attack("near the boundary", lambda a, n, turn: a.near_boundary(n, choose(a, turn, 4))),

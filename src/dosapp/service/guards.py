@@ -4,6 +4,7 @@
    caller whose last predictions are.
 2. An interval after which the experts disagree too much, or the canary is worse than after the last
    session, is never published: the learner returns to the last good version.
+   From then on one caller gives a part of a step only, while others send too.
 3. A caller whose images alone are refused several times more often than accepted is left out.
 4. If no caller's images do, what was published since the last session is undone.
 5. After several other refusals in a row, or undone streams since a session, adaptation is frozen
@@ -74,9 +75,11 @@ class Guard:
     settings: ServiceSettings
     refusals: int = 0  # refused intervals in a row that no caller is left out for
     undone: int = 0  # how often the stream was undone since the last session, for no caller's sake
+    was_refused: bool = False  # an interval since the last session
     left_out: list[str] = field(default_factory=list)  # callers whose images are not learned from
     _blamed: Counter[str] = field(default_factory=Counter)  # refusals not forgiven, by caller
     _labels: dict[str, deque[str]] = field(default_factory=dict)  # the last ones of each caller
+    _skewed: set[str] = field(default_factory=set)  # callers whose images are held back
 
     def choose_trusted(self, batch: Sequence[StreamSample], class_count: int) -> list[StreamSample]:
         """Return what of a batch may be learned from, judged by the predicted labels.
@@ -88,13 +91,14 @@ class Guard:
         for sample in batch:
             labels = self._labels.setdefault(sample.caller, deque(maxlen=CALLER_LABELS))
             labels.append(sample.label)
-        skewed = {
+        callers = {sample.caller for sample in batch}
+        self._skewed = self._skewed - callers | {
             caller
-            for caller in {sample.caller for sample in batch}
+            for caller in callers
             if len(self._labels[caller]) >= FEWEST_LABELS
             and self._is_skewed(self._labels[caller], class_count)
         }
-        trusted = [sample for sample in batch if sample.caller not in skewed]
+        trusted = [sample for sample in batch if sample.caller not in self._skewed]
         is_skewed = self._is_skewed([sample.label for sample in trusted], class_count)
         return [] if len(trusted) < 2 or is_skewed else trusted
 
@@ -117,6 +121,7 @@ class Guard:
         Args:
             responsible: Callers whose images alone were refused; none if it cannot be said.
         """
+        self.was_refused = True
         others = set(self._labels) - {*self.left_out, *responsible}
         if not responsible or not others:
             self.refusals += 1
@@ -126,6 +131,16 @@ class Guard:
         self.left_out += found
         return found
 
+    def caller_share(self, caller: str) -> float:
+        """Part of a step that a caller gives at most, while others send.
+
+        A bound raises the share of those who send little, and leaves most images of the one who
+        sends most. So there is none until an interval is refused, but for callers whose images are
+        held back, since little would be left of a step.
+        """
+        is_bound = self.was_refused or caller in self._skewed
+        return self.settings.max_caller_share if is_bound else 1.0
+
     @property
     def must_freeze(self) -> bool:
         """Whether adaptation has failed too often to go on."""
@@ -133,7 +148,7 @@ class Guard:
 
     def start_session(self) -> None:
         """Count from here on, and learn from all callers again."""
-        self.refusals, self.undone, self.left_out = 0, 0, []
+        self.refusals, self.undone, self.left_out, self.was_refused = 0, 0, [], False
         self._blamed.clear()
 
     def _is_skewed(self, labels: Iterable[str], class_count: int) -> bool:

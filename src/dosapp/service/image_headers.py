@@ -37,6 +37,9 @@ EXIF, JPEG_XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 
 WEBP_KEPT = {b"VP8X", b"VP8 ", b"VP8L", b"ALPH", b"ANIM", b"ANMF"}
 WEBP_METADATA, WEBP_EXIF = 0x20 | 0x08 | 0x04, 0x08  # flags of VP8X
+# Memory of libwebp for the tables of five prefix codes, which each 4 × 4 pixels may have: at most,
+# and by what they take in the file (at least 20 bits, for tables of 5.7 kB).
+WEBP_CODES, WEBP_CODES_PER_BYTE, WEBP_MAX_CODES = 20_600, 2_300, 65_536
 
 TIFF_STARTS = {b"II*\0": "<", b"MM\0*": ">", b"II+\0": "<", b"MM\0+": ">"}
 TIFF_BYTES = {1, 2, 6, 7}  # types that are not converted value by value
@@ -170,6 +173,20 @@ def _strip_webp(data: bytes) -> bytes:
         kept[0] = kept[0][:8] + bytes([flags]) + kept[0][9:]
     body = b"WEBP" + b"".join(kept)
     return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def bound_webp_tables(data: bytes, width: int, height: int) -> int:
+    """Bound the memory for tables of a WebP with lossless pixels or alpha, in bytes.
+
+    How many it has is known only when most of it is decoded. A file could have 1.3 GB of them, at
+    one megapixel.
+    """
+    if b"VP8L" not in data and b"ALPH" not in data:
+        return 0
+    chunks = _iter_chunks(data, 12, is_png=False)
+    lossless = sum(size for kind, _, size in chunks if kind != b"VP8 ")
+    blocks = min(-(-width // 4) * -(-height // 4), WEBP_MAX_CODES)
+    return min(WEBP_CODES * blocks, WEBP_CODES_PER_BYTE * lossless)
 
 
 def _strip_tiff(data: bytes) -> bytes:

@@ -12,7 +12,7 @@ import warnings
 
 from dosapp.service.settings import ServiceSettings
 
-LOGGERS = ("dosapp.service", "uvicorn", "py.warnings")  # the last: warnings of the library
+UNHEARD = ("PIL", "python_multipart")  # they warn of damaged uploads, as answers do
 
 
 class JsonFormatter(logging.Formatter):
@@ -44,17 +44,16 @@ class TextFormatter(logging.Formatter):
 
 
 def configure_logging(settings: ServiceSettings) -> None:
-    """Send the service's log lines, uvicorn's and Python's warnings to stderr."""
+    """Send the log lines of the service and of all packages, and Python's warnings, to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
     logging.captureWarnings(True)
     # Pillow warns of damaged files with numbers out of them, so every upload could add a line, and
     # Python would remember each. The answer to the request tells what is wrong.
     warnings.filterwarnings("ignore", module=r"PIL\.")
-    logging.getLogger("PIL").setLevel(logging.CRITICAL)
-    for name in LOGGERS:
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
+    for name in UNHEARD:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.getLogger().handlers = [handler]
     logging.getLogger("dosapp.service").setLevel(settings.log_level.upper())
 
 

@@ -76,7 +76,7 @@ class ServiceSettings(Settings):
     )
     max_skew: float = Field(0.9, gt=0, le=1, description="class skew above which a batch is held")
     max_caller_share: float = Field(
-        0.5, ge=0.5, le=1, description="share of a step from one caller, while others send as well"
+        0.5, ge=0.5, le=1, description="share of a step from a suspected caller, while others send"
     )
     confidence_gate: float | None = Field(None, ge=0, lt=1, description="overrides the learner's")
     skew_aware_ema: bool | None = Field(None, description="overrides the learner's")

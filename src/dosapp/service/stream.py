@@ -1,6 +1,7 @@
 """The stream: images that were answered and wait for a step, of several callers."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -23,10 +24,10 @@ class StreamSample:
 
 
 class Stream:
-    """Waiting images by caller. While others send too, one caller gives a part of a step only.
+    """Waiting images by caller, who take turns.
 
-    Then the images of one caller wait for those of others. With one caller, or when the others
-    send almost nothing, there is no such bound.
+    If the caller with the most gives a part of a step only, its images wait for those of others;
+    unless it is the only one, or the others send almost nothing.
     """
 
     def __init__(self, settings: ServiceSettings) -> None:
@@ -57,13 +58,16 @@ class Stream:
         self._drop_empty()
         return True
 
-    def take(self, at_least: int) -> list[StreamSample] | None:
+    def take(
+        self, at_least: int, caller_share: Callable[[str], float] = lambda caller: 1.0
+    ) -> list[StreamSample] | None:
         """Take images of callers in turn: as many as a step has, or None if there are too few.
 
         Args:
             at_least: Number of images that are enough.
+            caller_share: Part of a step that a caller gives at most while others send.
         """
-        size, limit = self.settings.adapt_batch_size, self._caller_limit()
+        size, limit = self.settings.adapt_batch_size, self._caller_limit(caller_share)
         left = {caller: min(limit, len(samples)) for caller, samples in self._waiting.items()}
         count = min(size, sum(left.values()))
         if count < at_least:
@@ -86,12 +90,14 @@ class Stream:
         """Drop all images."""
         self._waiting.clear()
 
-    def _caller_limit(self) -> int:
+    def _caller_limit(self, caller_share: Callable[[str], float]) -> int:
         """How many images of the next step one caller may give."""
-        size, share = self.settings.adapt_batch_size, self.settings.max_caller_share
-        if not self._waiting or share >= 1:
+        size = self.settings.adapt_batch_size
+        if not self._waiting:
             return size
         first = max(self._waiting, key=lambda caller: len(self._waiting[caller]))
+        if (share := caller_share(first)) >= 1:
+            return size
         sent_by_others = len(self._recent) - self._recent.count(first)
         if sent_by_others < OTHERS * len(self._recent) or not sent_by_others:
             return size

@@ -24,7 +24,7 @@ from dosapp.data.decoding import FORMATS
 from dosapp.data.files import SUFFIXES, list_files, strip_outer_folder
 from dosapp.data.preprocess import Preprocess, to_bytes
 from dosapp.errors import InputError, TooLargeError
-from dosapp.service.image_headers import CountedFile, strip_metadata
+from dosapp.service.image_headers import CountedFile, bound_webp_tables, strip_metadata
 from dosapp.service.settings import ServiceSettings
 
 MAX_NAME_LENGTH = 200  # characters of a class name
@@ -38,7 +38,7 @@ WEIGHTS = {"WEBP": 3, "TIFF": 2}  # of a pixel: decoding takes so much more memo
 COMPRESSION, TILE_WIDTH, TILE_LENGTH = 259, 322, 323  # tags of a TIFF
 # None, LZW, deflate (two numbers), packed bits: others hold images of a size of their own.
 COMPRESSIONS = (1, 5, 8, 32946, 32773)
-LOSSLESS_WEBP = 8_000_000  # pixels that one counts as at least: its tables may take 350 MB
+BYTES_PER_PIXEL = 5  # that decoding takes; what some files need beside counts as pixels, too
 UNKNOWN = "unknown"  # the label of a prediction below the threshold, so no class has this name
 
 M = TypeVar("M")
@@ -97,17 +97,19 @@ class UploadDecoder:
         with _reading(name):
             used = strip_metadata(data)
             if size := read_webp_size(used):
-                (width, height), pixels = size, WEIGHTS["WEBP"] * size[0] * size[1]
-                if b"VP8L" in used or b"ALPH" in used:  # lossless pixels, or lossless alpha
-                    pixels = max(pixels, min(LOSSLESS_WEBP, self.settings.max_pixels))
+                width, height = size
+                tables = bound_webp_tables(used, width, height)
+                # Twice: so large a block seldom fits where the last one was.
+                pixels = WEIGHTS["WEBP"] * width * height + 2 * tables // BYTES_PER_PIXEL
             else:
                 with Image.open(CountedFile(used), formats=FORMATS) as image:
-                    (width, height), pixels = image.size, count_pixels(image)
+                    (width, height), pixels = image.size, count_pixels(image, used)
                     _check_effort(image, used, name)
             if pixels > self.settings.max_pixels:
+                advice = "" if pixels == width * height else "; save it as PNG or baseline JPEG"
                 raise TooLargeError(
                     f"{name} has {width} × {height} pixels and counts as {pixels:,}; at most "
-                    f"{self.settings.max_pixels:,} are accepted"
+                    f"{self.settings.max_pixels:,} are accepted{advice}"
                 )
             if min(width, height) < 1 or max(width, height) > 100 * min(width, height):
                 raise InputError(f"{name} is {width} × {height}; give a usual shape")
@@ -300,14 +302,31 @@ def normalize_class_name(name: str) -> str:
     return name
 
 
-def count_pixels(image: Image.Image) -> int:
-    """Width times height times the format's weight; tiles of a TIFF are decoded as a whole."""
+def count_pixels(image: Image.Image, data: bytes = b"") -> int:
+    """Width times height times the format's weight; tiles of a TIFF are decoded as a whole.
+
+    Args:
+        image: An image that is not decoded yet.
+        data: Its file.
+    """
     tags: Mapping[int, int] = getattr(image, "tag_v2", {})
     width, height = int(tags.get(TILE_WIDTH, 0)), int(tags.get(TILE_LENGTH, 0))
     tiled = 0
     if width > 0 and height > 0:
         tiled = -(-image.width // width) * width * -(-image.height // height) * height
-    return max(image.width * image.height, tiled) * WEIGHTS.get(image.format or "", 1)
+    pixels = max(image.width * image.height, tiled) * WEIGHTS.get(image.format or "", 1)
+    return pixels + _count_coefficients(image, data) // BYTES_PER_PIXEL
+
+
+def _count_coefficients(image: Image.Image, data: bytes) -> int:
+    """Bytes of all coefficients of a JPEG, if several scans give them: they are kept until then."""
+    layers: Sequence[tuple[int, int, int, int]] = getattr(image, "layer", ())
+    sampling = [(h, v) for _, h, v, _ in layers]
+    is_whole = all(scan[0][-1] >= len(sampling) for scan in SCAN.finditer(data))
+    if image.format != "JPEG" or (is_whole and "progressive" not in image.info):
+        return 0
+    largest = max(h for h, _ in sampling) * max(v for _, v in sampling)
+    return 2 * image.width * image.height * sum(h * v for h, v in sampling) // max(1, largest)
 
 
 def read_webp_size(data: bytes) -> tuple[int, int] | None:

@@ -393,7 +393,7 @@ class Writer:
         if not len(stream) or self.is_reader_behind():
             return None
         is_due = time.monotonic() - stream.oldest >= self.settings.adapt_wait
-        return stream.take(at_least=1 if is_due else size)
+        return stream.take(1 if is_due else size, self.guard.caller_share)
 
     @property
     def _has_unsaved(self) -> bool:
