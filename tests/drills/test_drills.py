@@ -71,6 +71,8 @@ def test_a_loss_is_found() -> None:
     assert crash.find_lost(3, [first, session, stream], seen) == [
         "more than an interval after version 2 is lost"
     ]
+    one_step = version(4, "1 step on the stream", "owl", "fox", "hen")  # before a session
+    assert crash.find_lost(4, [first, session, stream, one_step], seen) == []
 
 
 def test_a_mixture_of_versions_is_found(tmp_path) -> None:

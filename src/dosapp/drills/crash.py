@@ -150,7 +150,7 @@ def _stream_steps(version: Version) -> int:
     """Steps on the stream in this version. Each used a full batch: a smaller one is used only after
     `adapt_wait` seconds, and no service runs that long here."""
     steps, _, rest = version.reason.partition(" ")
-    return int(steps) if rest == "steps on the stream" else 0
+    return int(steps) if rest in ("step on the stream", "steps on the stream") else 0
 
 
 def _use_until_killed(
