@@ -14,7 +14,7 @@ import torch
 from dosapp.errors import CorruptRecordError, DosappError, StorageError
 from dosapp.history.history import History
 from dosapp.history.record import State, compute_checksum
-from dosapp.learner.description import load_latest
+from dosapp.learner.learner_folder import load_latest
 from dosapp.runtime import files
 from dosapp.runtime.files import lock_folder
 from support.faults import Mode, failing_call

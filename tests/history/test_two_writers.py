@@ -9,7 +9,7 @@ import torch
 from dosapp.errors import CorruptRecordError, InputError, StorageError
 from dosapp.history.history import History
 from dosapp.history.record import State, compute_checksum
-from dosapp.learner.description import LearnerDescription
+from dosapp.learner.learner_folder import LearnerDescription
 from dosapp.runtime.files import append_bytes, lock_folder, read_bytes
 from dosapp.service.audit import Audit
 from dosapp.service.tokens import Tokens

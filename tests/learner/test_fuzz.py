@@ -9,8 +9,8 @@ import pytest
 
 from dosapp.errors import DosappError
 from dosapp.history.record import compute_checksum
-from dosapp.learner.description import LearnerDescription, load_latest
 from dosapp.learner.learner import Learner
+from dosapp.learner.learner_folder import LearnerDescription, load_latest
 from dosapp.learner.verify import find_problems
 from dosapp.runtime.files import read_json
 from dosapp.service.audit import Audit

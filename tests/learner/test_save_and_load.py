@@ -16,8 +16,8 @@ from dosapp.experiments.plan import build_scenario
 from dosapp.experiments.run import run
 from dosapp.history.record import State, compute_checksum
 from dosapp.history.version import UPGRADES
-from dosapp.learner.description import LearnerDescription, load_latest, write_description
 from dosapp.learner.learner import Learner
+from dosapp.learner.learner_folder import LearnerDescription, load_latest, write_description
 from dosapp.runtime.files import lock_folder, read_json, write_json
 from support.pins import OLD_LEARNER
 

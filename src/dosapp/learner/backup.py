@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dosapp.errors import CorruptRecordError, InputError
 from dosapp.history.history import History
-from dosapp.learner.description import LearnerDescription
+from dosapp.learner.learner_folder import LearnerDescription
 from dosapp.learner.verify import find_problems, read_while_still
 from dosapp.runtime.files import is_private, list_names, read_bytes, write_bytes
 from dosapp.runtime.new_folder import new_folder

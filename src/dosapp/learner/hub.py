@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dosapp.errors import DosappError, InputError
-from dosapp.learner.description import LearnerDescription
+from dosapp.learner.learner_folder import LearnerDescription
 from dosapp.learner.model_card import is_public, write_model_card
 from dosapp.runtime.files import ensure_dir
 

@@ -23,15 +23,8 @@ from dosapp.errors import InputError, unknown_name
 from dosapp.heads.base import HeadExpert, score_with_expert
 from dosapp.history.history import History
 from dosapp.history.record import State, compute_checksum
-from dosapp.learner.adaptation import adapt_batch
 from dosapp.learner.canary import Canary
 from dosapp.learner.class_head import ClassHead
-from dosapp.learner.description import (
-    LearnerDescription,
-    append_rollback,
-    load_latest,
-    save_learner,
-)
 from dosapp.learner.evaluation import (
     Evaluation,
     SessionResult,
@@ -40,6 +33,12 @@ from dosapp.learner.evaluation import (
     evaluate,
 )
 from dosapp.learner.hyperparameters import RATES, Training, choose_batch_size
+from dosapp.learner.learner_folder import (
+    LearnerDescription,
+    append_rollback,
+    load_latest,
+    save_learner,
+)
 from dosapp.learner.mitigations import Mitigations
 from dosapp.learner.progress import progress_bar
 from dosapp.learner.replay import ReplayBuffer
@@ -49,6 +48,7 @@ from dosapp.learner.session_input import (
     list_similar_names,
 )
 from dosapp.learner.state import capture_state, capture_working_state, restore_state
+from dosapp.learner.stream_step import adapt_batch
 from dosapp.learner.training import TrainingStep, train_session
 from dosapp.methods.base import AdaptResult, Method
 from dosapp.methods.registry import build_method
@@ -113,8 +113,8 @@ class Learner:
             # Weights are replicated, batches are sharded: each process encodes a part of the rows
             # and then has the features of all, so the loss is the same in each.
             backbone = DataParallelBackbone(backbone)
-        # One method, or two: `adapt` names another one for the stream. `stages` names methods that
-        # wrap the labelled one (merging, alignment) and add steps after its epochs.
+        # One method, or two: `adapt` names another one for the stream. `stages` names what follows
+        # the epochs of the labelled one: merging of weights, alignment by more steps.
         self.method: Method = build_method(s.method, s.adapt, s.options, s.stages)
         self.student = Student(
             self.method.wrap_backbone(backbone, s.seed),  # adds prompts or adapters, if any
@@ -343,8 +343,8 @@ class Learner:
         """Train a session step by step; the caller can save, report or stop after each.
 
         The loop is in learner/training.py. It chooses a learning rate if there is none, takes the
-        steps, and in the end counts the session, adds it to head, replay buffer and canary, and
-        gets ready for the stream.
+        steps, and in the end counts the session, adds it to head and replay buffer, and gets
+        ready for the stream.
 
         Args:
             session: The session.

@@ -11,7 +11,7 @@ from dosapp.backbones.names import find_source
 from dosapp.errors import InputError
 from dosapp.history.history import History
 from dosapp.history.version import Version
-from dosapp.learner.description import LearnerDescription
+from dosapp.learner.learner_folder import LearnerDescription
 from dosapp.runtime.plural import plural
 from dosapp.settings import LearnerSettings
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dosapp.errors import CorruptRecordError, DosappError
 from dosapp.history.history import History
-from dosapp.learner.description import LearnerDescription
+from dosapp.learner.learner_folder import LearnerDescription
 from dosapp.learner.state import is_weight
 from dosapp.runtime.files import file_stamp, list_names, read_bytes, read_json
 

@@ -15,7 +15,7 @@
    19          θ^T ← p' θ^T + q' θ^S (Eq. 6)                      after_stream_step
 
 The learner takes the steps of lines 5 and 18 with these losses (learner/training.py and
-adaptation.py, through `Student.step`). Where the paper is ambiguous, docs/paper-notes.md
+stream_step.py, through `Student.step`). Where the paper is ambiguous, docs/paper-notes.md
 says which reading this is. After another method (`FLYP().then(DoSAPP())`) the teacher follows the
 weights that method selects, and m_u is cut back to DoSAPP's own sparsity.
 """

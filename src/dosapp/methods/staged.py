@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal
 
 from dosapp.methods.base import Batches, Method, Phase, method_dataclass
-from dosapp.methods.pair import Pair
+from dosapp.methods.method_pair import Pair
 from dosapp.scenario import Session
 from dosapp.student.student import Student
 from dosapp.student.trainable_weights import Selection

@@ -1,7 +1,7 @@
 """Two methods as one: the first trains with labels, the second adapts to the stream."""
 
 from dosapp.methods.base import Method
-from dosapp.methods.pair import Pair
+from dosapp.methods.method_pair import Pair
 
 
 class TwoPhase(Pair):

@@ -26,8 +26,8 @@ from dosapp.data.preprocess import Preprocess
 from dosapp.errors import DosappError, InputError, ReadOnlyError
 from dosapp.history.history import History
 from dosapp.learner.canary import Canary
-from dosapp.learner.description import load_latest
 from dosapp.learner.learner import Learner, Prediction
+from dosapp.learner.learner_folder import load_latest
 from dosapp.runtime.files import lock_folder
 from dosapp.service.audit import Audit
 from dosapp.service.corrections import Corrections

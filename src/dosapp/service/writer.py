@@ -32,8 +32,8 @@ from dosapp.errors import (
 from dosapp.history.history import History
 from dosapp.history.record import State
 from dosapp.learner.canary import Canary, CanaryGaps
-from dosapp.learner.description import record_stored_images
 from dosapp.learner.learner import Learner, Prediction
+from dosapp.learner.learner_folder import record_stored_images
 from dosapp.learner.session_input import describe_only_class
 from dosapp.runtime.files import read_json, write_json
 from dosapp.runtime.plural import plural

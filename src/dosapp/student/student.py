@@ -78,7 +78,8 @@ class Student:
         self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
         self.selection = Selection()  # the weights that train now
         # What the session selected. While a stage after the epochs trains, `selection` is the
-        # stage's; `begin_stream` of a method starts from this one, and then both are the same.
+        # stage's; `begin_stream` of a method starts from this one, and then the learner sets it to
+        # the stream's.
         self.session_selection = Selection()
         # Class skew of the stream in [0, 1]; at 1 teachers use δ everywhere. Set by `Mitigations`,
         # and zero unless `skew_aware_ema` is on.
@@ -90,9 +91,9 @@ class Student:
         # averaged. `assign` sets it; merging sets it again after the steps of an alignment.
         self.weights_assigned = False
         self.ever_selected: set[str] = set()  # names of weights; versions store only these
-        # By name, of the current selection. `values` are copies of the selected entries (all of
-        # them without a mask), which AdamW updates; a hook gathers their gradient, and after the
-        # step they are written to the weight.
+        # By name, of the current selection. `values` are copies of the entries that a mask selects,
+        # which AdamW updates; a hook gathers their gradient, and after the step they are written to
+        # the weight. Without a mask they are the weight itself.
         self.trainable: dict[str, SparseParameter] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         device = backbone.logit_scale.device.type
@@ -141,7 +142,8 @@ class Student:
     def encode_shared_trunk(self, pixels: Tensor, copy: Backbone) -> tuple[Pixels, Captions]:
         """Run a batch and all captions through the trunk once, for the student and a copy.
 
-        The trunk ends where the first block's MLP begins, whose first layer DoSAPP trains.
+        The trunk ends where the first block's MLP begins. DoSAPP trains the first MLP layer of
+        every block, so nothing before it changes.
 
         Args:
             pixels: Images `[B, 3, H, W]` in [0, 1].
@@ -149,7 +151,8 @@ class Student:
 
         Returns:
             Outputs of the trunk, which `encode_image` and `encode_text` of both models accept; the
-            images and captions themselves if the trunks differ (a wrapper may also return them).
+            images and captions themselves if the trunks differ, or if sharing does not pay, as for
+            a model whose processes encode a part of the batch each.
         """
         captions = self.text_head.captions()
         trunk, other = self.backbone.trunk_weights(), copy.trunk_weights()
@@ -449,8 +452,8 @@ class Student:
         names, mask = self.selection.names, self.selection.mask or {}
         # A selected weight without a mask is active as a whole; one that is not selected is frozen.
         is_active = {n: mask.get(n, n in names) for n in unshared}
-        # A weight with None is averaged as a whole, as one without a key would be; every unshared
-        # one has a key since it was selected.
+        # A weight that is not in `differing` is averaged as a whole, so those with None are left
+        # out. Every unshared weight has a key: it was selected once.
         differing = {n: at for n, at in self.differing_indices.items() if at is not None}
         ema.ema_update(
             unshared,

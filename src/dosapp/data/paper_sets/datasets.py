@@ -3,7 +3,7 @@
 Images come from a local copy (`--data-dir`: the official release, class folders, or a tar of them)
 or, without one, from the hub through the `datasets` package. Data with other classes than the
 release is an error; another number of images is a warning. To add a dataset: NAME.yaml here and a
-reader of its release in releases.py.
+reader of its release in release_readers.py.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ import yaml
 from dosapp.data.base import Dataset, ImageSource, Prompts, Split
 from dosapp.data.files import FileImages, list_files
 from dosapp.data.folder import find_images, make_split, read_class_names
-from dosapp.data.paper_sets.releases import READERS, normalize_name
+from dosapp.data.paper_sets.release_readers import READERS, normalize_name
 from dosapp.errors import InputError
 
 FOLDER = Path(__file__).parent
