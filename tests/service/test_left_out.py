@@ -131,6 +131,28 @@ class TestService:
         assert undone.reason == "returned to version 1: no caller's images are harmful alone"
         assert service.version > undone.number  # and adaptation goes on from there
 
+    @pytest.mark.parametrize("undone", ["by a rollback", "by the guard"])
+    def test_a_given_canary_is_compared_after_a_return(
+        self, folder, scenario, honest, shuffled, undone
+    ) -> None:
+        """The version returned to is older than the canary, so it has no baseline of it."""
+        task = scenario.tasks[0]
+        labels = [task.classes[n] for n in task.test.labels]
+        canary = Canary.from_images(to_bytes(task.test.read(range(len(task.test)))), labels)
+        service = start(folder, canary)
+        send(service, 2, honest=honest)
+        assert service.version > 1
+        if undone == "by a rollback":
+            service.writer.rollback(1, "owner")
+        else:
+            send(service, 6, honest=honest, flood=shuffled)
+        send(service, 4, honest=honest)
+        versions = service.history.versions()
+        (returned,) = [v for v in versions if v.reason.startswith(("returned", "rolled back"))]
+        later = versions[returned.number :]
+        assert later
+        assert all(version.seen["pull"] != 0 for version in later)
+
     def test_requests_that_wait_delay_the_search_but_do_not_prevent_it(
         self, folder, honest, shuffled, monkeypatch
     ) -> None:

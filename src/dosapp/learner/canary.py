@@ -116,6 +116,11 @@ class Canary:
         return {self.labels[key] for key in self.images}
 
     @property
+    def compared_classes(self) -> set[str]:
+        """The classes of all sets that have a baseline, so that harm to them is noticed."""
+        return {self.labels[key] for key in self.images if key in self.baselines}
+
+    @property
     def stores_images(self) -> bool:
         """Whether the state has images."""
         return any(key not in self.given for key in self.images)
@@ -212,8 +217,16 @@ class Canary:
             self.images[key] = images
             self.labels.setdefault(key, other.labels[key])  # it may have been renamed since
         self.given |= other.given
-        measured = self._measure_sets(learner) if other.images.keys() - self.baselines else {}
-        self.baselines = measured | self.baselines
+        self.add_missing_baselines(learner)
+
+    def add_missing_baselines(self, learner: "Learner") -> None:
+        """Compare sets that have no baseline with a learner: a state may be older than a given set.
+
+        Args:
+            learner: As it was after the last session.
+        """
+        if self.images.keys() - self.baselines:
+            self.baselines = self._measure_sets(learner) | self.baselines
 
     @contextlib.contextmanager
     def carry_baseline(self, learner: "Learner") -> Iterator[None]:

@@ -6,19 +6,27 @@ from dosapp.history.history import History
 from dosapp.learner.learner import Learner
 
 
-def find_session_version(learner: Learner, history: History) -> int:
-    """The version before the stream changed the learner, as far as the history goes back; or 0."""
+def find_session_version(learner: Learner, history: History, newest: int | None = None) -> int:
+    """The version before the stream changed the learner, as far as the history goes back; or 0.
+
+    Args:
+        learner: At the newest version that is searched.
+        history: Its versions.
+        newest: The number of that version, if it is not the last one.
+    """
     number, facts = 0, learner.state().facts
     for version in reversed(history.versions()):
+        if newest is not None and version.number > newest:
+            continue
         if any(version.facts[name] != facts[name] for name in ("sessions", "classes")):
             break
         number = version.number
     return number
 
 
-def learner_after_session(learner: Learner, history: History) -> Learner:
+def learner_after_session(learner: Learner, history: History, newest: int | None = None) -> Learner:
     """The learner as it was before the stream changed it, as far as the history goes back."""
-    number = find_session_version(learner, history)
+    number = find_session_version(learner, history, newest)
     return learner.at(history.at(number), trainable=False) if number else learner
 
 

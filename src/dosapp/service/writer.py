@@ -275,7 +275,7 @@ class Writer:
     def rollback(self, number: int, caller: str) -> int:
         """Restore a version as a new version on top, and return the new number."""
         self._close_interval(may_search=False)
-        self.learner = self.learner.rollback_copy(self.history.at(number))
+        self.learner = self._learner_at(number)
         self._clear_stream()
         return self._append_change(f"rolled back to version {number}", caller)
 
@@ -517,12 +517,19 @@ class Writer:
         if not number or number == self._version:
             return False
         try:
-            self.learner = self.learner.rollback_copy(self.history.at(number))
+            self.learner = self._learner_at(number)
             self._append_change(f"returned to version {number}: {why}", "guard")
         except DosappError as error:
             self._restore_last_good()
             self._stop_adapting(f"the stream cannot be undone, though {why}: {error}")
         return True
+
+    def _learner_at(self, number: int) -> Learner:
+        """The learner at a version, with replayed images and a baseline of the whole canary."""
+        learner = self.learner.rollback_copy(self.history.at(number))
+        canary = learner.canary
+        canary.add_missing_baselines(learner_after_session(learner, self.history, number))
+        return learner
 
     def _find_responsible(self) -> list[str] | None:
         """Find the callers whose images of the interval, learned from alone, are refused too.
@@ -537,7 +544,7 @@ class Writer:
             number = find_session_version(self.learner, self.history)
             if len(by_caller) == 1 and number == self._version and not self._unsaved_steps:
                 return list(by_caller)  # the trial would repeat the interval
-            state = self.history.at(number) if number else self._last_good[0]
+            state = self._learner_at(number).state() if number else self._last_good[0]
         except (DosappError, OSError) as error:
             logger.warning("no caller can be tried alone: %s", error)
             return None
@@ -564,7 +571,7 @@ class Writer:
     def _find_uncovered_classes(self) -> str:
         """Return why no guard would notice harm to a class, "" if one would."""
         learner = self.learner
-        missing = [name for name in learner.classes if name not in learner.canary.classes]
+        missing = [name for name in learner.classes if name not in learner.canary.compared_classes]
         if not self.settings.require_canary or not missing:
             return ""
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
