@@ -22,8 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dosapp.errors import unknown_name
 from dosapp.experiments.plan import Plan, plan
-from dosapp.learner.hyperparameters import Training, choose_batch_size
 from dosapp.learner.learner import Learner
+from dosapp.learner.training_defaults import Training, choose_batch_size
 from dosapp.runtime.files import read_json, write_json
 from dosapp.runtime.machine import describe_machine, timestamp
 from dosapp.runtime.process_memory import peak_memory, reset_peak_memory

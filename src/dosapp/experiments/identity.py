@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dosapp.backbones.base import Backbone
-from dosapp.learner.hyperparameters import RULE_VERSION, choose_batch_size
+from dosapp.learner.training_defaults import RULE_VERSION, choose_batch_size
 from dosapp.methods.base import Method
 from dosapp.methods.registry import drop_default_options, get_method, rename_options
 from dosapp.scenario import Scenario

@@ -95,7 +95,7 @@ def resolve_training(settings: RunSettings) -> RunSettings:
 
     The embedded backbone has a rate for each method. Named datasets have the paper's defaults; on
     data of the user's own None remains: sessions and streams decide
-    (`learner/hyperparameters.py`), unless the stream is ordered by batches.
+    (`learner/training_defaults.py`), unless the stream is ordered by batches.
     """
     s = settings
     is_named = all(name in SYNTHETIC or name in PAPER_DATASETS for name in s.data.split("+"))

@@ -37,9 +37,9 @@ from dosapp.experiments.plan import Plan, plan
 from dosapp.experiments.result import Result, matrix_cells
 from dosapp.experiments.run_folder import check_same_run
 from dosapp.history.record import State
-from dosapp.learner.hyperparameters import choose_batch_size
 from dosapp.learner.learner import Learner
 from dosapp.learner.learner_folder import write_description
+from dosapp.learner.training_defaults import choose_batch_size
 from dosapp.methods.base import AdaptResult
 from dosapp.runtime import distributed
 from dosapp.runtime.devices import resolve_device

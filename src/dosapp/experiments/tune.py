@@ -20,8 +20,8 @@ from dosapp.errors import DivergedError, InputError
 from dosapp.experiments.evaluator import EVAL_BATCH_SIZE
 from dosapp.experiments.optuna_search import propose_rates
 from dosapp.experiments.plan import build_scenario, resolve_training
-from dosapp.learner.hyperparameters import split_session
 from dosapp.learner.learner import Learner
+from dosapp.learner.training_defaults import split_session
 from dosapp.methods.registry import get_method, import_methods
 from dosapp.runtime.files import write_bytes
 from dosapp.scenario import Session

@@ -66,18 +66,19 @@ class SessionResult:
             plural(self.images, "image"),
             plural(self.steps, "step"),
         ]
-        epochs = plural(self.epochs, "epoch")
-        text = (
-            f"{', '.join(counts)} "
-            f"(learning rate {self.lr:g}, {epochs}, batches of {self.batch_size})"
-        )
+        text = ", ".join(counts)
+        if self.steps:
+            epochs = plural(self.epochs, "epoch")
+            text += f" (learning rate {self.lr:g}, {epochs}, batches of {self.batch_size})"
         return f"{text}: {self.evaluation}" if self.evaluation else text
 
     @property
     def warning(self) -> str:
         """What to do if the test images are predicted no better than zero-shot."""
         measured = self.evaluation
-        if measured is None or measured.accuracy > measured.zero_shot or measured.zero_shot == 100:
+        if measured is None or not self.steps:  # a method without training steps has no rate
+            return ""
+        if measured.accuracy > measured.zero_shot or measured.zero_shot == 100:
             return ""
         if measured.accuracy < measured.zero_shot:
             return (

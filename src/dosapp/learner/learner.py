@@ -32,7 +32,6 @@ from dosapp.learner.evaluation import (
     choose_split,
     evaluate,
 )
-from dosapp.learner.hyperparameters import RATES, Training, choose_batch_size
 from dosapp.learner.learner_folder import (
     LearnerDescription,
     append_rollback,
@@ -50,6 +49,7 @@ from dosapp.learner.session_input import (
 from dosapp.learner.state import capture_state, capture_working_state, restore_state
 from dosapp.learner.stream_step import adapt_batch
 from dosapp.learner.training import TrainingStep, train_session
+from dosapp.learner.training_defaults import RATES, Training, choose_batch_size
 from dosapp.methods.base import AdaptResult, Method
 from dosapp.methods.registry import build_method
 from dosapp.runtime import distributed
@@ -151,6 +151,7 @@ class Learner:
         self.canary = Canary()
         self.sessions = 0  # finished ones
         self.method.setup(self.student)
+        # Checks that the head fits the method; copies the weights that it compares features of.
         self.class_head.setup(self.student, self.method_expert)
 
     def __repr__(self) -> str:
@@ -174,8 +175,8 @@ class Learner:
     @property
     def stores_images(self) -> bool:
         """Whether versions or checkpoints of this learner hold images."""
-        has_buffer = self.settings.buffer_size > 0 or self.method.stores_data
-        return has_buffer or self.canary.stores_images
+        stores_data = self.settings.buffer_size > 0 or self.method.stores_data
+        return stores_data or self.canary.stores_images
 
     # Classes
 
@@ -284,7 +285,7 @@ class Learner:
             raise InputError(f"canary_share is {canary_share!r}; give a share from 0 to below 1")
         if not isinstance(session, Session):
             session = self.make_session(session)
-        # Read before training, so that nothing is lost if it cannot be; none of it is held out.
+        # Read before training: if it cannot be read, no training is lost.
         if test is not None:
             test = as_dataset(test, self.preprocess, hold_out=False)
             known = [*self.classes, *session.classes]
@@ -306,7 +307,7 @@ class Learner:
             steps=step.number if step else 0,
             loss=step.loss if step else None,
             lr=self.student.lr,
-            epochs=training.epochs_for(count),
+            epochs=training.epochs_for(count) if step else 0,  # some methods train nothing
             batch_size=training.batch_size_for(count),
             evaluation=None if test is None else self.evaluate(test),
         )
@@ -526,7 +527,7 @@ class Learner:
         index = {name: n for n, name in enumerate(self.classes)}
         if any(name not in index for name in prompts):
             # With `head_ensemble` features are `[B, 2 D]`: the expert's, then the pretrained
-            # model's. Captions are compared with the first half only.
+            # model's. `score_with_expert` compares captions with the first half only.
             return self.score_features(features, expert.encoder, prompts)
         return self.score_features(features, expert)[:, [index[name] for name in prompts]]
 
@@ -548,7 +549,8 @@ class Learner:
             working: What only training needs (optimizer, replay buffer), if it goes on from there.
 
         Raises:
-            CorruptRecordError: The state is not one of this learner, which cannot be used then.
+            CorruptRecordError: The state is not one of this learner. The learner may be changed by
+                then, so do not use it.
         """
         restore_state(self, state, working)
 

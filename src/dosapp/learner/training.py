@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dosapp.data.prefetch import prefetch
 from dosapp.learner.batches import SessionBatches
-from dosapp.learner.hyperparameters import choose_training
 from dosapp.learner.session_input import register_classes
+from dosapp.learner.training_defaults import choose_training
 from dosapp.methods.base import Batch
 from dosapp.scenario import Session
 

@@ -73,13 +73,13 @@ class Student:
         # them. Where a learner has some, it sets them before every stream step.
         self.head: Head | None = None
         # A copy that never trains, set once by `ClassHead.setup` if the head scores `[B, 2 D]`: the
-        # student's features and this copy's.
+        # features of the model that predicts, then this copy's.
         self.frozen_copy: Backbone | None = None
         self.lr, self.weight_decay, self.seed = lr, weight_decay, seed
         self.selection = Selection()  # the weights that train now
-        # What the session selected. While a stage after the epochs trains, `selection` is the
-        # stage's; `begin_stream` of a method starts from this one, and then the learner sets it to
-        # the stream's.
+        # What the session selected: the same object as `selection`, unless a stage after the epochs
+        # trains (a checkpoint relies on this). A stage replaces `selection` only. A method's
+        # `begin_stream` starts from this one, and then the learner sets it to the stream's.
         self.session_selection = Selection()
         # Class skew of the stream in [0, 1]; at 1 teachers use δ everywhere. Set by `Mitigations`,
         # and zero unless `skew_aware_ema` is on.
@@ -127,8 +127,8 @@ class Student:
 
         Args:
             pixels: Images, or what the trunk made of them.
-            features: Features `[B, D]` of these images.
-            text_features: Features `[C, D]` of one caption per class.
+            features: Features `[B, D]` of these images, by the student or a teacher.
+            text_features: Features `[C, D]` of one caption per class, by the same model.
 
         Returns:
             The head's logits `[B, C]`, or unscaled cosines: for their order, not for a softmax.
@@ -151,8 +151,8 @@ class Student:
 
         Returns:
             Outputs of the trunk, which `encode_image` and `encode_text` of both models accept; the
-            images and captions themselves if the trunks differ, or if sharing does not pay, as for
-            a model whose processes encode a part of the batch each.
+            images and captions themselves if the trunks differ. So do `encode_*_trunk` of a model
+            that gains nothing by sharing (`DataParallelBackbone`).
         """
         captions = self.text_head.captions()
         trunk, other = self.backbone.trunk_weights(), copy.trunk_weights()
@@ -270,7 +270,10 @@ class Student:
 
     def drop_gradient_scores(self) -> None:
         """Free the scores of the session's selection, which are as large as the weights."""
-        self.session_selection = self.selection = replace(self.selection, scores=None)
+        was_same = self.session_selection is self.selection
+        self.session_selection = replace(self.session_selection, scores=None)
+        if was_same:
+            self.selection = self.session_selection
 
     def set_trainable(self, selection: Selection) -> None:
         """Train these weights from now on, with a new optimizer."""
@@ -285,7 +288,7 @@ class Student:
         mask = selection.mask or {}
         self.trainable = {n: SparseParameter(weights[n], mask.get(n)) for n in selection.names}
         for name, parameter in self.trainable.items():
-            known = self.differing_indices.get(name, parameter.indices)
+            known = self.differing_indices.get(name, parameter.indices)  # no key: the new ones
             union = union_indices(known, parameter.indices)  # None is all entries
             self.differing_indices[name] = none_if_dense(union, parameter.weight.numel())
         self._optimizer = None
@@ -364,7 +367,10 @@ class Student:
         return self.update_weights(lr_scale)
 
     def update_weights(self, lr_scale: float = 1.0) -> bool:
-        """The part of `step` after the backward pass; false if a float16 gradient overflowed."""
+        """The part of `step` after the backward pass; false if a float16 gradient overflowed.
+
+        Apart from `step`, so that the benchmark can time it.
+        """
         assert self._optimizer is not None
         values = [parameter.values for parameter in self.trainable.values()]
         distributed.average_gradients([v.grad for v in values if v.grad is not None])
@@ -422,6 +428,9 @@ class Student:
     def load_copy(self, copy: Backbone, values: Mapping[str, Tensor]) -> None:
         """Set weights of a copy.
 
+        Entries outside `differing_indices` must become equal to the student's, since `ema_update`
+        skips them; else call `rebuild_differing_indices` afterwards.
+
         Args:
             copy: A shared copy.
             values: By name, of weights that the copy does not share.
@@ -475,8 +484,9 @@ class Student:
         for name, parameter in self.trainable.items():
             weight = weights[name]
             copied = [copy.weights()[name] for copy in self._copies]
-            masks = [bits_differ(other, weight) for other in copied if other is not weight]
-            differs = torch.stack(masks).any(dim=0) if masks else torch.zeros_like(weight).bool()
+            unequal = [bits_differ(other, weight) for other in copied if other is not weight]
+            empty = torch.zeros_like(weight, dtype=torch.bool)
+            differs = torch.stack([empty, *unequal]).any(dim=0)
             union = union_indices(mask_indices(differs), parameter.indices)
             self.differing_indices[name] = none_if_dense(union, weight.numel())
 

@@ -12,9 +12,9 @@ from dosapp.data.convert import as_dataset
 from dosapp.data.synthetic.shapes import SHAPES
 from dosapp.errors import InputError
 from dosapp.experiments.identity import common_stream_size
-from dosapp.learner import hyperparameters
+from dosapp.learner import training_defaults
 from dosapp.learner.evaluation import Evaluation, SessionResult
-from dosapp.learner.hyperparameters import RATES, UNTESTED_RATE, Training, choose_training
+from dosapp.learner.training_defaults import RATES, UNTESTED_RATE, Training, choose_training
 from dosapp.scenario import Session
 from support.images import write_shape_folders
 
@@ -96,7 +96,7 @@ class TestRate:
 
     def test_where_every_training_harms_it_stays_close_to_zero_shot(self, monkeypatch) -> None:
         """The backbone knows these shapes; a rate of 0.5 destroys it."""
-        monkeypatch.setattr(hyperparameters, "RATES", (0.5,))
+        monkeypatch.setattr(training_defaults, "RATES", (0.5,))
         shapes = SHAPES.draw_dataset(32, 10, 2)
         images = {
             name: shapes.train.images.read(np.flatnonzero(shapes.train.labels == n))
@@ -121,7 +121,7 @@ class TestRate:
 class TestRun:
     def test_own_data_is_keyed_by_the_rule_and_named_data_by_the_values(self, photos) -> None:
         own = plan(RunSettings(data=str(photos), tasks=2, backbone=str(TINY)))
-        assert own.identity["training"] == hyperparameters.RULE_VERSION
+        assert own.identity["training"] == training_defaults.RULE_VERSION
         assert own.identity["learning"][0] is None
         named = plan(RunSettings(classes=4, tasks=2))
         assert "training" not in named.identity
@@ -187,7 +187,7 @@ class TestReports:
         learner, first = Learner(), next((photos / "train").iterdir())
         with pytest.raises(InputError, match="knows no classes yet"):
             learner.evaluate(photos)
-        with pytest.raises(InputError, match="unknown class 'zebra'; known: "):
+        with pytest.raises(InputError, match="unknown class 'zebra'; "):
             learner.learn(photos, test={"zebra": first})
         assert learner.sessions == 0
 
@@ -201,3 +201,8 @@ class TestReports:
         learner = Learner(LearnerSettings(lr=1e-9, epochs=1))
         with pytest.warns(UserWarning, match="nothing was learned: .*larger lr than 1e-09"):
             learner.learn(photos, test=photos)
+
+    def test_a_method_that_trains_nothing_is_not_told_to_use_another_rate(self, photos) -> None:
+        result = Learner(LearnerSettings(method="zero-shot")).learn(photos, test=photos)
+        assert (result.steps, result.epochs, result.warning) == (0, 0, "")
+        assert "learning rate" not in str(result)
