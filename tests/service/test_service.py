@@ -1066,6 +1066,18 @@ class TestGuards:
             ("refused", "guard", "the experts disagree on 30% of the stream")]  # fmt: skip
         assert seen["disagreement"] == 0
 
+    def test_captions_and_class_statistics_may_disagree(self, tiny, tmp_path, monkeypatch) -> None:
+        """They do so on any stream, and one of them labels it; the canary decides."""
+        scenario = save_trained_learner(tiny, tmp_path / "x", method="stream-gda-ensemble")
+        adapt = Learner.adapt
+        monkeypatch.setattr(Learner, "adapt", lambda *args: replace(adapt(*args), disagreement=0.6))
+        with served(tmp_path / "x", max_disagreement=0.2) as service:
+            for _ in range(2):
+                connect(build_app(service)).post("/predict", files=files(images_of(scenario)))
+            wait_until(lambda: service.version == 2)
+            assert service.history.version(2).seen["disagreement"] == 0.6
+            assert service.writer.signals.refused == 0
+
     def test_a_folder_of_images_is_the_canary(self, folder, scenario, tmp_path) -> None:
         """Every image, with the name of its folder; unknown classes do not count."""
         task, place = scenario.tasks[0], tmp_path / "canary"

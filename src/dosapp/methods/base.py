@@ -159,6 +159,8 @@ class Method:
     head: ClassVar[HeadKind | None] = None  # what predicts by default; None: captions
     head_text_weight: ClassVar[float] = 0.0  # of the captions' logits beside that head's
     head_ensemble: ClassVar[bool] = False  # add a head of the frozen model's features to it
+    # Whether a stream on which the experts disagree more than usual is likely to do harm.
+    disagreement_is_harm: ClassVar[bool] = True
 
     # Hyper-parameters by the names and values of version 0.1, today's name → the old one. Old names
     # are accepted everywhere, and keys of results are computed from them.

@@ -33,6 +33,7 @@ class Pair(Method):
         self.head = adapter.head  # type: ignore[misc]
         self.head_text_weight = adapter.head_text_weight  # type: ignore[misc]
         self.head_ensemble = adapter.head_ensemble  # type: ignore[misc]
+        self.disagreement_is_harm = adapter.disagreement_is_harm  # type: ignore[misc]
         self.joint = labelled.joint  # type: ignore[misc]
         self.stores_data = labelled.stores_data or companion.stores_data  # type: ignore[misc]
 

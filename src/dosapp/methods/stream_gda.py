@@ -28,6 +28,7 @@ class StreamGDA(DoSAPP):
     abilities = None  # the paper's Table 1 does not have it
     head = "gda-moved"
     head_text_weight = 1.0
+    disagreement_is_harm = False  # captions and Gaussians disagree on any stream
 
     pseudo_labels: Literal["max-logit", "teacher", "student"] = "teacher"
 

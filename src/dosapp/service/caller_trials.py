@@ -72,5 +72,7 @@ class Trials:
             return True
         if not disagreement:
             return False
-        mean = sum(disagreement) / len(disagreement)
+        mean = (
+            sum(disagreement) / len(disagreement) if learner.method.disagreement_is_harm else None
+        )
         return self.guard.check_interval(mean, learner.canary.measure(learner)) is not None

@@ -154,16 +154,16 @@ class Guard:
     def _is_skewed(self, labels: Iterable[str], class_count: int) -> bool:
         return label_skew(Counter(labels), class_count) > self.settings.max_skew
 
-    def check_interval(self, disagreement: float, canary: CanaryGaps) -> str | None:
+    def check_interval(self, disagreement: float | None, canary: CanaryGaps) -> str | None:
         """Return why an interval must not be published, None if it may be.
 
         Args:
-            disagreement: Mean over the steps of the interval.
+            disagreement: Mean over the steps of the interval; None if it says nothing.
             canary: Now and after the last session. What the stream did since then counts, not only
                 this interval, so that many small steps add up.
         """
         s = self.settings
-        if disagreement > s.max_disagreement:
+        if disagreement is not None and disagreement > s.max_disagreement:
             return f"the experts disagree on {disagreement:.0%} of the stream"
         if not len(canary):
             return None

@@ -461,7 +461,9 @@ class Writer:
         canary = self._measure_canary()
         measured = self._describe(canary)
         if self._unchecked_steps:
-            reason = self.guard.check_interval(_mean(self._unchecked_steps), canary)
+            is_checked = self.learner.method.disagreement_is_harm
+            disagreement = _mean(self._unchecked_steps) if is_checked else None
+            reason = self.guard.check_interval(disagreement, canary)
             if reason is not None:
                 self._refuse_interval(reason, may_search)
                 return
