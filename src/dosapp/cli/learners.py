@@ -229,7 +229,10 @@ def pull(
 def export(
     folder: LearnerFolder,
     target: Annotated[Path, typer.Argument(help="a new folder")],
-    kind: Annotated[Literal["pretrained", "onnx"], typer.Option()] = "pretrained",
+    kind: Annotated[
+        Literal["pretrained", "onnx"] | None,
+        typer.Option(help="[onnx if a head predicts, else pretrained]"),
+    ] = None,
     backbone: Backbone = None,
     force: Annotated[bool, typer.Option("--force", help="replace an earlier export")] = False,
 ) -> None:

@@ -30,26 +30,28 @@ CLASSES_FILE = "classes.json"  # in every export
 
 
 def export(
-    learner: Learner, folder: Path, kind: str = "pretrained", *, force: bool = False
+    learner: Learner, folder: Path, kind: str | None = None, *, force: bool = False
 ) -> None:
     """Export the expert that predicts, with its classes.
 
     Args:
         learner: A learner whose student or teacher predicts alone.
         folder: A new or empty folder; it appears when it is complete.
-        kind: `pretrained` (transformers) or `onnx`.
+        kind: `pretrained` (transformers) or `onnx`; if None, `onnx` for learners that predict with
+            a head, as transformers has none.
         force: Replace an earlier export in the folder.
 
     Raises:
         InputError: The learner cannot be exported, or the folder is not empty.
     """
-    if kind not in KINDS:
+    if kind not in (None, *KINDS):
         raise unknown_name("kind of export", kind, KINDS)
     check_target(folder, force)
     if not learner.classes:
         raise InputError("the learner knows no classes yet; train a session before exporting it")
     name, expert = learner.answering_expert
     head = expert.head if isinstance(expert, HeadExpert) else None
+    kind = kind or ("pretrained" if head is None else "onnx")
     if isinstance(expert, HeadExpert):
         expert = expert.encoder
     frozen: Backbone | None = None
