@@ -76,8 +76,17 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
 
 
 def test_a_run_has_the_settings_of_its_learner() -> None:
-    run = RunSettings(**RUN_VALUES)
-    assert run.learner() == LearnerSettings(**LEARNER_VALUES)
+    values = {**LEARNER_VALUES, "method": "spu", "head_session_drift": None}
+    run = RunSettings(**{**RUN_VALUES, **values})
+    assert run.learner() == LearnerSettings(**values)
+
+
+def test_an_experiment_is_about_the_papers_method_and_a_learner_has_the_default_one() -> None:
+    run, learner = RunSettings().learner(), LearnerSettings()
+    assert (run.method, run.head_session_drift) == ("dosapp", False)
+    assert (learner.method, learner.head_session_drift) == ("stream-gda-ensemble", None)
+    differ = {name for name, value in learner if value != getattr(run, name)}
+    assert differ == {"method", "head_session_drift"}
 
 
 def test_options_are_read_as_yaml() -> None:

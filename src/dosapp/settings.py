@@ -123,7 +123,9 @@ class LearnerSettings(Settings):
     }
 
     backbone: str = Field("tiny", description="tiny, ViT-B-16, a hub id, or a local folder")
-    method: str = Field("dosapp", description="method of the labelled phase: dosapp methods")
+    method: str = Field(
+        "stream-gda-ensemble", description="method of the labelled phase: dosapp methods"
+    )
     adapt: str | None = Field(None, description="method of the unlabelled phase, if another")
     options: dict[str, Any] = Field(default_factory=dict, description="hyper-parameters")
     template: str = Field("", description="caption of a class, {} is its name [the dataset's]")
@@ -179,8 +181,8 @@ class LearnerSettings(Settings):
     head_text_weight: float = Field(
         0.0, ge=0, description="weight of the captions' logits beside a gda or ranpac head's"
     )
-    head_session_drift: bool = Field(
-        False, description="move a moved head by images of each new session, too"
+    head_session_drift: bool | None = Field(
+        None, description="move a moved head by images of each new session, too [if it is moved]"
     )
     head_ensemble: bool = Field(
         False,
@@ -252,6 +254,12 @@ class RunSettings(LearnerSettings):
         "chunks": "disjoint_stream",
     }
 
+    # Other defaults than a learner's: experiments are about the paper's method, and about each part
+    # of another one alone. A learner in use gets what is best if no stream comes, too.
+    method: str = Field("dosapp", description="method of the labelled phase: dosapp methods")
+    head_session_drift: bool | None = Field(
+        False, description="move a moved head by images of each new session, too"
+    )
     data: str = Field("shapes", description="dosapp datasets; a+b for one after the other")
     data_dir: Path | None = Field(None, description="a local copy of the paper's datasets")
     skip_bad_images: bool = Field(False, description="skip unreadable images, and count them")

@@ -73,7 +73,7 @@ class DosappClassifier(ClassifierMixin, BaseEstimator):
     def __init__(
         self,
         *,
-        method: str = "dosapp",
+        method: str = "stream-gda-ensemble",
         adapter: str | None = None,
         backbone: str = "tiny",
         lr: float | None = None,

@@ -9,6 +9,7 @@ from dosapp.experiments.plan import build_scenario
 from dosapp.heads.class_statistics import ClassStatistics
 from dosapp.learner.export import export
 from dosapp.learner.learner import Learner
+from dosapp.settings import LearnerSettings
 from support.images import PREPROCESS
 
 
@@ -116,7 +117,7 @@ def test_onnx_has_both_models_in_one_graph(train, tmp_path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     learner, scenario = train()
-    export(learner, tmp_path / "x", "onnx")
+    export(learner, tmp_path / "x")
     pixels = scenario.tasks[0].test.read(range(3))
     session = onnxruntime.InferenceSession(tmp_path / "x" / "image.onnx")
     (logits,) = session.run(None, {"pixels": pixels.numpy()})
@@ -135,3 +136,10 @@ def test_onnx_has_both_models_in_one_graph(train, tmp_path) -> None:
 def test_it_goes_with_gda_and_one_expert(small, tiny, settings, message) -> None:
     with pytest.raises(InputError, match=message):
         Learner(small(head_ensemble=True, **settings).learner(), tiny)
+
+
+def test_sessions_move_the_means_of_a_default_learner(train) -> None:
+    """A learner in use may see no stream; an experiment asks for this."""
+    assert Learner().class_head.session_drift is True
+    assert Learner(LearnerSettings(method="dosapp")).class_head.session_drift is False
+    assert train(sessions=0)[0].class_head.session_drift is False

@@ -175,7 +175,9 @@ class TestReports:
         assert measured.accuracy > measured.zero_shot
         assert set(measured.per_class) == set(learner.classes)
         assert f"zero-shot {measured.zero_shot:.1f} %" in str(result)
-        assert repr(learner) == "Learner(backbone='tiny', method='dosapp', classes=8, sessions=1)"
+        assert repr(learner) == (
+            "Learner(backbone='tiny', method='stream-gda-ensemble', classes=8, sessions=1)"
+        )
         first = next((photos / "train").iterdir())
         assert learner.predict(first / "0.png") == learner.predict([str(first / "0.png")])
         assert len(learner.predict(first)) == 10
@@ -198,7 +200,7 @@ class TestReports:
         assert "smaller lr than 0.001" in result.warning
 
     def test_a_session_that_taught_nothing_says_what_to_do(self, photos) -> None:
-        learner = Learner(LearnerSettings(lr=1e-9, epochs=1))
+        learner = Learner(LearnerSettings(method="dosapp", lr=1e-9, epochs=1))
         with pytest.warns(UserWarning, match="nothing was learned: .*larger lr than 1e-09"):
             learner.learn(photos, test=photos)
 

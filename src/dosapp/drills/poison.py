@@ -34,10 +34,14 @@ from dosapp.runtime.files import read_json, write_json
 from dosapp.runtime.rng import numpy_rng
 from dosapp.service.service import LearningService
 from dosapp.service.settings import ServiceSettings
-from dosapp.settings import RunSettings, hash_key
+from dosapp.settings import LearnerSettings, RunSettings, hash_key
 
-SCENARIOS: dict[str, dict[str, Any]] = {
-    "shapes": {"data": "shapes", "classes": 50, "tasks": 5, "train_images": 8, "test_images": 48},
+SHAPES = {"data": "shapes", "classes": 50, "tasks": 5, "train_images": 8, "test_images": 48}
+SCENARIOS: dict[str, dict[str, Any]] = {  # of DoSAPP, but for the second one
+    "shapes": SHAPES,
+    "default learner": {
+        **SHAPES, **LearnerSettings().model_dump(include={"method", "head_session_drift"})
+    },
     "hard": {"data": "shapes-hard", "classes": 30, "tasks": 3, "train_images": 20,
              "test_images": 80},
 }  # fmt: skip

@@ -56,7 +56,8 @@ class ClassHead:
     text_weight: float = 0.0  # of the captions' logits, beside GDA's or RanPAC's
     width: int = 2000  # random features of RanPAC
     seed: int = 0  # of these features
-    session_drift: bool = False  # whether images of a new session move the means of earlier classes
+    # Whether images of a new session move the means of earlier classes; None: if the stream does.
+    session_drift: bool | None = None
     with_pretrained: bool = False  # whether the pretrained model's Gaussians predict, too
     statistics: ClassStatistics = field(default_factory=ClassStatistics)  # means are μ_c + D_c
     frozen_statistics: ClassStatistics = field(default_factory=ClassStatistics)
@@ -72,6 +73,8 @@ class ClassHead:
         is_ranpac = self.kind == "ranpac"
         self._random = RandomFeatureStatistics(self.width, self.seed) if is_ranpac else None
         self._fitted = self._random or self.statistics
+        if self.session_drift is None:
+            self.session_drift = self.follows_stream
 
     @property
     def follows_stream(self) -> bool:

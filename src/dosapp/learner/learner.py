@@ -141,7 +141,8 @@ class Learner:
             text_weight,
             width=s.head_width,  # random features, of RanPAC only, drawn with the seed
             seed=s.seed,
-            # Whether images of a new session move the means of earlier classes, too.
+            # Whether images of a new session move the means of earlier classes, too; None: if the
+            # stream moves them.
             session_drift=s.head_session_drift,
             # Whether Gaussians of the pretrained backbone's features predict, too.
             with_pretrained=s.head_ensemble or (s.head is None and self.method.head_ensemble),
