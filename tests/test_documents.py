@@ -94,8 +94,9 @@ def test_the_examples_of_your_own_run(trained, tmp_path, monkeypatch, capsys) ->
     *logged, worst = capsys.readouterr().out.splitlines()
     assert logged[0].startswith("1 {'session': 1, 'loss': ")
     assert 0 <= float(worst) <= 100
-    learner, scenario = trained
-    export(learner, Path("out"), "onnx")
+    learner, scenario = Learner(), trained[1]
+    learner.learn(scenario.session(0))
+    export(learner, Path("out"))
     pixels = scenario.tasks[0].test.read(range(4))
     space["pixels"] = pixels.numpy()
     exec(use_onnx, space)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from dosapp.data.preprocess import to_bytes, to_float
+from dosapp.heads.base import score_with_expert
 from dosapp.learner.learner import Learner
 
 Ask = Callable[[Tensor], list[str]]  # images → labels, not learned from
@@ -122,7 +123,7 @@ class Attacker:
         limit, pixels = eps / 255, start.clone()
         for _ in range(PGD_STEPS):
             pixels.requires_grad_()
-            logits = scale * expert.encode_image(pixels) @ texts.T
+            logits = scale * score_with_expert(expert, expert.encode_image(pixels), texts)
             (gradient,) = torch.autograd.grad(loss(logits, index), pixels)
             moved = pixels.detach() - limit / 2 * gradient.sign()
             pixels = torch.clamp(start + (moved - start).clamp(-limit, limit), 0, 1)
