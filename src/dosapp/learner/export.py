@@ -29,9 +29,7 @@ KINDS = ("pretrained", "onnx")
 CLASSES_FILE = "classes.json"  # in every export
 
 
-def export(
-    learner: Learner, folder: Path, kind: str | None = None, *, force: bool = False
-) -> None:
+def export(learner: Learner, folder: Path, kind: str | None = None, *, force: bool = False) -> None:
     """Export the expert that predicts, with its classes.
 
     Args:
