@@ -16,6 +16,7 @@ def test_pgd_moves_predictions_to_the_target(small, tiny, method) -> None:
     scenario = build_scenario(settings, tiny.preprocess)
     learner = Learner(settings.learner(), tiny.shared_copy(unshared=list(tiny.weights())))
     learner.learn(scenario.session(0))
+    learner = learner.at(learner.state(), trainable=False)  # as a service publishes it
     test = scenario.tasks[0].test
     pool = to_bytes(test.read(range(len(test))))
     attacker = Attacker(
@@ -24,6 +25,7 @@ def test_pgd_moves_predictions_to_the_target(small, tiny, method) -> None:
         lambda: learner,
         np.random.default_rng(0),
     )
+    attacker.observe()  # predictions, in inference mode
     target = learner.classes[0]
     before = attacker.ask(attacker.honest(32))
     images = attacker.perturbed(32, target, eps=16)

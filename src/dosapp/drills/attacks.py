@@ -114,7 +114,9 @@ class Attacker:
     def _descend(
         self, start: Tensor, eps: float, loss: Callable[[Tensor, Tensor], Tensor], target: str
     ) -> Tensor:
-        learner = self.surrogate()
+        published = self.surrogate()
+        # A copy: what a head computed for predictions (in inference mode) gives no gradients.
+        learner = published.at(published.state(), trainable=False)
         _, expert = learner.answering_expert
         with torch.no_grad():
             texts = learner.student.text_head.class_embeddings(expert).clone()
