@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from dosapp.report.figures import BOUND, OURS, STYLE, TUNED, save_figure
 
 POISON_COLUMNS = 4
+POISON_STYLES = ("o-", "s-.", "^--")  # by scenario
 
 
 def write_figure(name: str, result: Mapping[str, Any], folder: Path) -> None:
@@ -54,9 +55,9 @@ def plot_guards(outcomes: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def plot_poison(outcomes: Sequence[Mapping[str, Any]]) -> Figure:
-    """Plot the change of accuracy over intervals, one panel per attack; dashed: other scenarios."""
+    """Plot the change of accuracy over intervals, one panel per attack and a line per scenario."""
     attacks = list(dict.fromkeys(o["attack"] for o in outcomes))
-    first = outcomes[0]["scenario"]
+    scenarios = list(dict.fromkeys(o["scenario"] for o in outcomes))
     columns = min(POISON_COLUMNS, len(attacks))
     rows = -(-len(attacks) // columns)
     with plt.rc_context(STYLE):
@@ -68,15 +69,15 @@ def plot_poison(outcomes: Sequence[Mapping[str, Any]]) -> Figure:
             for on, colour in ((False, TUNED), (True, OURS)):
                 for o in (o for o in outcomes if o["attack"] == attack and o["guards"] is on):
                     changes = np.array(o["accuracies"]) - o["accuracies"][0]
-                    is_first = o["scenario"] == first
-                    label = f"guards {'on' if on else 'off'}" if is_first else None
-                    style = "o-" if is_first else "o--"
+                    style = POISON_STYLES[scenarios.index(o["scenario"])]
+                    label = f"{o['scenario']}, guards {'on' if on else 'off'}"
                     panel.plot(changes, style, ms=3, color=colour, label=label)
             panel.axhline(-2, color=BOUND, lw=1, ls=":")
             panel.set_title(attack, fontsize=9)
         for panel in axes.flat[len(attacks) :]:
             panel.set_axis_off()
-        axes[0, 0].legend(frameon=False, fontsize=8)
+        lines, labels = axes[0, 0].get_legend_handles_labels()
+        figure.legend(lines, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
         figure.supxlabel("intervals of 20 steps", fontsize=9)
         axes[0, 0].xaxis.get_major_locator().set_params(integer=True)
         figure.supylabel("held-out accuracy, points", fontsize=9)
