@@ -34,6 +34,20 @@ def test_sessions_can_come_in_any_order() -> None:
     assert torch.allclose(one.losses, two.losses)
 
 
+def test_images_that_are_all_right_do_not_make_it_certain() -> None:
+    """Of 58 images and two more, one right and one wrong, 59 of 60 would be right."""
+    right = LOGITS[:58].argmax(dim=1)
+    temperature = Temperature()
+    temperature.add(100 * LOGITS[:58], right)
+    confidence = (100 * LOGITS[:58] / temperature.value).softmax(dim=1).amax(dim=1).mean().item()
+    assert 0.97 < confidence <= 59 / 60
+    restored = Temperature()
+    restored.load_state_dict(temperature.state_dict())
+    assert restored.value == temperature.value > 20
+    restored.load_state_dict({"losses": temperature.losses})  # of an earlier version
+    assert restored.value == 1.0
+
+
 @pytest.mark.parametrize("folds", [2, 5])
 def test_no_fold_holds_out_a_whole_class(folds) -> None:
     labels = torch.tensor([0] * 7 + [1] * 2 + [2])

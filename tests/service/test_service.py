@@ -42,6 +42,7 @@ from dosapp.service.service import open_service
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.tokens import Tokens
 from dosapp.service.writer import WRITER_ENDED
+from dosapp.settings import LearnerSettings
 
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
@@ -609,7 +610,7 @@ class TestSessions:
             assert client.get("/classes").json()["classes"][-1] == name
 
     def test_a_first_session_of_one_class_is_refused(self, tmp_path, scenario) -> None:
-        Learner().save(tmp_path / "new")
+        Learner(LearnerSettings(method="dosapp")).save(tmp_path / "new")
         image = images_of(scenario, count=1)[0]
         body = {"image": base64.b64encode(image).decode(), "label": "fox", "new_class": True}
         with served(tmp_path / "new") as service, connect(build_app(service)) as client:

@@ -1,5 +1,6 @@
 """Temperature of a head's logits (Guo et al., 2017), chosen on features it was not fitted on."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +14,9 @@ TEMPERATURES = torch.logspace(0, 1.5, 31, dtype=torch.float64)
 @dataclass
 class Temperature:
     """Held-out cross-entropy at each of `TEMPERATURES`, summed over all sessions.
+
+    If all of n held-out images are right, the smallest temperature has the least loss, whatever the
+    logits are. So the mean confidence may be (n + 1) / (n + 2) at most, the rule of succession.
 
     Sums need no features of earlier sessions. Each session is scored among the classes known then,
     so their order matters a little; the predicted classes do not depend on it.
@@ -28,18 +32,43 @@ class Temperature:
     """
 
     losses: Tensor = field(default_factory=lambda: torch.zeros_like(TEMPERATURES))
+    confidences: Tensor = field(default_factory=lambda: torch.zeros_like(TEMPERATURES))  # sums, too
+    images: int = 0  # held out; learners of earlier versions did not count them
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Add held-out logits `[n, C]` and their classes `[n]`."""
         logits, labels = logits.cpu().double(), labels.cpu()
+        scaled = [logits / t for t in TEMPERATURES]
         self.losses = self.losses + torch.stack(
-            [cross_entropy(logits / t, labels, reduction="sum") for t in TEMPERATURES]
+            [cross_entropy(x, labels, reduction="sum") for x in scaled]
         )
+        self.confidences = self.confidences + torch.stack(
+            [x.softmax(dim=1).amax(dim=1).sum() for x in scaled]
+        )
+        self.images += len(labels)
 
     @property
     def value(self) -> float:
         """The temperature with the smallest loss; one if nothing was held out."""
-        return TEMPERATURES[self.losses.argmin()].item() if self.losses.any() else 1.0
+        if not self.losses.any():
+            return 1.0
+        # Confidence falls with the temperature.
+        is_unsure = self.confidences <= self.images * (self.images + 1) / (self.images + 2)
+        least = int(is_unsure.int().argmax()) if is_unsure.any() else len(TEMPERATURES) - 1
+        return TEMPERATURES[max(int(self.losses.argmin()), least)].item()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Tensors to save."""
+        images = torch.tensor(self.images)
+        return {"losses": self.losses, "confidences": self.confidences, "images": images}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore `state_dict`; learners of earlier versions have a part of it, or nothing."""
+        none = torch.zeros_like(TEMPERATURES)
+        self.losses, self.confidences = (
+            tensors.get(name, none).cpu() for name in ("losses", "confidences")
+        )
+        self.images = int(tensors.get("images", 0))
 
 
 def deal_folds(labels: Tensor, folds: int) -> Tensor:

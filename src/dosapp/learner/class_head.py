@@ -271,7 +271,8 @@ class ClassHead:
             tensors["drift/values"] = torch.stack(list(self.drift.values()))
             tensors["drift/seen"] = torch.stack(list(self.seen_weight.values()))
         if self.temperature.losses.any():
-            tensors["temperature/losses"] = self.temperature.losses
+            held_out = self.temperature.state_dict()
+            tensors |= {f"temperature/{name}": tensor for name, tensor in held_out.items()}
         return tensors
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
@@ -282,8 +283,8 @@ class ClassHead:
         classes = drift["classes"].tolist() if drift else []
         self.drift = dict(zip(classes, drift["values"], strict=True)) if drift else {}
         self.seen_weight = dict(zip(classes, drift["seen"], strict=True)) if drift else {}
-        held_out = tensors.get("temperature/losses")  # learners of earlier versions have none
-        self.temperature = Temperature() if held_out is None else Temperature(held_out.cpu())
+        self.temperature = Temperature()
+        self.temperature.load_state_dict(select_prefix("temperature/", tensors))
 
 
 def _make_ensemble(
