@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 TABLES = {
     "headline": ("README.md", "headline", "hard", None),
     "hard": ("docs/does-it-work.md", "hard", "hard", None),
+    "class-orders": ("docs/does-it-work.md", "class-orders", "hard", None),
     "hard-paired": ("docs/does-it-work.md", "hard", "hard", "DoSAPP"),
     "real": ("docs/does-it-work.md", "real", "real-small", None),
     "real-paired": ("docs/does-it-work.md", "real", "real-small", "DoSAPP"),
