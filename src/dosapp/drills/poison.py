@@ -7,7 +7,7 @@ attack runs on a copy of the learner's folder, on a service with the defaults an
 guards. Its threads are not started: everything runs in turn, so that a run can be repeated exactly.
 
 The guards' thresholds were chosen on seed 0 of the first scenario, and on honest streams of signs
-and of other shapes. The drill runs seed 1, and a scenario that was not looked at before.
+and of other shapes. The drill runs seed 1, and scenarios that were not looked at before.
 """
 
 import multiprocessing
@@ -40,7 +40,7 @@ SHAPES = {"data": "shapes", "classes": 50, "tasks": 5, "train_images": 8, "test_
 SCENARIOS: dict[str, dict[str, Any]] = {  # of DoSAPP, but for the second one
     "shapes": SHAPES,
     "default learner": {
-        **SHAPES, **LearnerSettings().model_dump(include={"method", "head_session_drift"})
+        **SHAPES, "method": LearnerSettings().method, "head_session_drift": True
     },
     "hard": {"data": "shapes-hard", "classes": 30, "tasks": 3, "train_images": 20,
              "test_images": 80},
