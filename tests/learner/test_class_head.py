@@ -1,8 +1,10 @@
 """A head that the stream moves: it follows the features, is saved, and stores no image."""
 
+import numpy as np
 import pytest
 import torch
 
+from dosapp.data.preprocess import to_bytes
 from dosapp.errors import InputError
 from dosapp.experiments.plan import build_scenario
 from dosapp.heads.temperature import Temperature
@@ -62,6 +64,23 @@ def test_images_of_a_new_session_move_the_means_where_no_stream_follows(tiny, sm
         new = class_means(learner, scenario, 1)
         assert torch.allclose(stored[len(true) :], new, atol=1e-6)  # measured, not moved
     assert errors[True] < 0.8 * errors[False]
+
+
+@pytest.mark.parametrize(("images", "moves"), [(4, False), (8, True)])
+def test_a_session_of_a_few_images_moves_no_means(tiny, small, images, moves) -> None:
+    """A corrected image would give its own drift to every class; so 8 do not count, and 16 do."""
+    learner, scenario = train(tiny, small, sessions=1, head_session_drift=True, lr=3e-3)
+    before = learner.class_head.statistics.stack_means(len(learner.classes))
+    task = scenario.tasks[1]
+    labels = task.train.labels
+    learner.learn(
+        {
+            task.classes[n]: to_bytes(task.train.read(np.flatnonzero(labels == n)[:images]))
+            for n in range(2)
+        }
+    )
+    after = learner.class_head.statistics.stack_means(len(learner.classes))
+    assert torch.equal(after[: len(before)], before) is not moves
 
 
 def test_only_a_moved_head_is_moved_by_sessions(small, tiny) -> None:

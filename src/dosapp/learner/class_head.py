@@ -45,6 +45,7 @@ from dosapp.settings import HeadKind
 from dosapp.student.student import Student
 
 ENCODE_BATCH_SIZE = 64
+MIN_DRIFT_IMAGES = 16  # of a session; fewer show the drift of one class, not that of all
 FOLDS = 5  # of a session's images, for the temperature
 
 
@@ -163,7 +164,8 @@ class ClassHead:
             embeddings = student.text_head.class_embeddings(self.wrap_expert(expert))
             scale = self.text_weight * expert.logit_scale.detach()
             self._add_held_out(features, frozen, labels, scale, embeddings)
-        if self.session_drift and self._old is not None and self.drift:
+        is_large = len(features) >= MIN_DRIFT_IMAGES
+        if self.session_drift and self._old is not None and self.drift and is_large:
             old = torch.cat(
                 [self._old.encode_image(x) for x in session.train.batches(ENCODE_BATCH_SIZE)]
             )
@@ -270,7 +272,7 @@ class ClassHead:
             tensors["drift/classes"] = torch.tensor(list(self.drift))
             tensors["drift/values"] = torch.stack(list(self.drift.values()))
             tensors["drift/seen"] = torch.stack(list(self.seen_weight.values()))
-        if self.temperature.losses.any():
+        if self.temperature.has_held_out:
             held_out = self.temperature.state_dict()
             tensors |= {f"temperature/{name}": tensor for name, tensor in held_out.items()}
         return tensors
