@@ -76,7 +76,7 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
 
 
 def test_a_run_has_the_settings_of_its_learner() -> None:
-    values = {**LEARNER_VALUES, "method": "spu", "head_session_drift": None}
+    values = {**LEARNER_VALUES, "method": "spu", "head_session_drift": False}
     run = RunSettings(**{**RUN_VALUES, **values})
     assert run.learner() == LearnerSettings(**values)
 

@@ -179,14 +179,15 @@ class LearnerSettings(Settings):
         description="predict by class statistics, stored or moved by the stream [the method's]",
     )
     head_text_weight: float = Field(
-        0.0, ge=0, description="weight of the captions' logits beside a gda or ranpac head's"
+        0.0, ge=0, description="weight of the captions' logits beside the head that is given"
     )
     head_session_drift: bool | None = Field(
         None, description="move a moved head by images of each new session, too [if it is moved]"
     )
     head_ensemble: bool = Field(
         False,
-        description="add the scores of gda on the pretrained model's features to a gda head's",
+        description="add the scores of gda on the pretrained model's features to a gda head's, "
+        "if the method does not",
     )
     head_width: int = Field(2000, ge=1, description="random features of a ranpac head")
 
@@ -257,7 +258,7 @@ class RunSettings(LearnerSettings):
     # Other defaults than a learner's: experiments are about the paper's method, and about each part
     # of another one alone. A learner in use gets what is best if no stream comes, too.
     method: str = Field("dosapp", description="method of the labelled phase: dosapp methods")
-    head_session_drift: bool | None = Field(
+    head_session_drift: bool = Field(
         False, description="move a moved head by images of each new session, too"
     )
     data: str = Field("shapes", description="dosapp datasets; a+b for one after the other")

@@ -117,7 +117,9 @@ def test_onnx_has_both_models_in_one_graph(train, tmp_path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     learner, scenario = train()
-    export(learner, tmp_path / "x")
+    published = learner.at(learner.state(), trainable=False)
+    published.predict(scenario.tasks[0].test.read(range(2)))  # in inference mode
+    export(published, tmp_path / "x")
     pixels = scenario.tasks[0].test.read(range(3))
     session = onnxruntime.InferenceSession(tmp_path / "x" / "image.onnx")
     (logits,) = session.run(None, {"pixels": pixels.numpy()})

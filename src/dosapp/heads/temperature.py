@@ -48,9 +48,14 @@ class Temperature:
         self.images += len(labels)
 
     @property
+    def has_held_out(self) -> bool:
+        """Whether there were images to choose a temperature on."""
+        return self.images > 0 or bool(self.losses.any())
+
+    @property
     def value(self) -> float:
         """The temperature with the smallest loss; one if nothing was held out."""
-        if not self.losses.any():
+        if not self.has_held_out:
             return 1.0
         # Confidence falls with the temperature.
         is_unsure = self.confidences <= self.images * (self.images + 1) / (self.images + 2)

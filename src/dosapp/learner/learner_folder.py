@@ -115,6 +115,8 @@ def check_folder(learner: "Learner", folder: Path) -> None:
         settings = known.learner_settings(folder, learner.settings.device)
         theirs, ours = (_comparable(s).model_dump() for s in (settings, learner.settings))
         differing = [name for name in ours if theirs[name] != ours[name]]
+        if not learner.class_head.follows_stream:  # it moves no means, whatever the setting is
+            differing = [name for name in differing if name != "head_session_drift"]
         if differing or known.fingerprint != learner.fingerprint:
             listed = ", ".join(differing) or "another backbone of the same name"
             raise InputError(
