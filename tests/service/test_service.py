@@ -620,6 +620,16 @@ class TestSessions:
             assert client.get("/status").json()["corrections"] == 1  # kept
             assert len(client.get("/versions").json()) == 1
 
+    def test_a_head_needs_one_class(self, tmp_path, scenario) -> None:
+        Learner().save(tmp_path / "new")
+        body = {"image": base64.b64encode(images_of(scenario, count=1)[0]).decode(), "label": "fox"}
+        with served(tmp_path / "new") as service, connect(build_app(service)) as client:
+            client.post("/correct", json={**body, "new_class": True})
+            job = finished(client, client.post("/learn", json={}))
+            assert (job["state"], client.get("/classes").json()["classes"]) == ("done", ["fox"])
+            answer = client.post("/predict", files=files(images_of(scenario, count=2)))
+            assert answer.json()["predictions"][0]["label"] == "fox"
+
     def test_a_folder_on_the_server(self, folder, scenario, tmp_path) -> None:
         with zipfile.ZipFile(io.BytesIO(second_task_zip(scenario))) as archive:
             archive.extractall(tmp_path / "sessions" / "monday")
