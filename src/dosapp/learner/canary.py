@@ -219,13 +219,18 @@ class Canary:
         self.given |= other.given
         self.add_missing_baselines(learner)
 
+    @property
+    def lacks_baselines(self) -> bool:
+        """Whether a set of images has no baseline."""
+        return bool(self.images.keys() - self.baselines)
+
     def add_missing_baselines(self, learner: "Learner") -> None:
         """Compare sets that have no baseline with a learner: a state may be older than a given set.
 
         Args:
             learner: As it was after the last session.
         """
-        if self.images.keys() - self.baselines:
+        if self.lacks_baselines:
             self.baselines = self._measure_sets(learner) | self.baselines
 
     @contextlib.contextmanager

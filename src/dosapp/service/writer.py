@@ -530,7 +530,8 @@ class Writer:
         """The learner at a version, with replayed images and a baseline of the whole canary."""
         learner = self.learner.rollback_copy(self.history.at(number))
         canary = learner.canary
-        canary.add_missing_baselines(learner_after_session(learner, self.history, number))
+        if canary.lacks_baselines:  # the search reads every version
+            canary.add_missing_baselines(learner_after_session(learner, self.history, number))
         return learner
 
     def _find_responsible(self) -> list[str] | None:
