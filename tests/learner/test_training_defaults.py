@@ -189,7 +189,7 @@ class TestReports:
         learner, first = Learner(), next((photos / "train").iterdir())
         with pytest.raises(InputError, match="knows no classes yet"):
             learner.evaluate(photos)
-        with pytest.raises(InputError, match="unknown class 'zebra'; "):
+        with pytest.raises(InputError, match="unknown class 'zebra'; did you mean 'gazzer'"):
             learner.learn(photos, test={"zebra": first})
         assert learner.sessions == 0
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from dosapp.report.figures import BOUND, OURS, STYLE, TUNED, save_figure
 
 POISON_COLUMNS = 4
+TITLE_WIDTH = 32  # characters of a line
 POISON_STYLES = ("o-", "s-.", "^--")  # by scenario
 
 
@@ -73,7 +75,7 @@ def plot_poison(outcomes: Sequence[Mapping[str, Any]]) -> Figure:
                     label = f"{o['scenario']}, guards {'on' if on else 'off'}"
                     panel.plot(changes, style, ms=3, color=colour, label=label)
             panel.axhline(-2, color=BOUND, lw=1, ls=":")
-            panel.set_title(attack, fontsize=9)
+            panel.set_title(fill(attack, TITLE_WIDTH), fontsize=9)
         for panel in axes.flat[len(attacks) :]:
             panel.set_axis_off()
         lines, labels = axes[0, 0].get_legend_handles_labels()

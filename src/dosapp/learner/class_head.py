@@ -164,8 +164,8 @@ class ClassHead:
             embeddings = student.text_head.class_embeddings(self.wrap_expert(expert))
             scale = self.text_weight * expert.logit_scale.detach()
             self._add_held_out(features, frozen, labels, scale, embeddings)
-        is_large = len(features) >= MIN_DRIFT_IMAGES
-        if self.session_drift and self._old is not None and self.drift and is_large:
+        shows_drift = len(features) >= MIN_DRIFT_IMAGES
+        if self.session_drift and self._old is not None and self.drift and shows_drift:
             old = torch.cat(
                 [self._old.encode_image(x) for x in session.train.batches(ENCODE_BATCH_SIZE)]
             )

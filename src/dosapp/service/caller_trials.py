@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dosapp.errors import DivergedError
 from dosapp.learner.learner import Learner
-from dosapp.service.guards import Guard
+from dosapp.service.guards import Guard, mean_disagreement
 
 READER_CHECK_INTERVAL = 0.02  # seconds between two checks whether requests still wait
 MAX_WAIT = 5.0  # seconds that requests may delay all trials, so that a flood cannot prevent them
@@ -72,7 +72,5 @@ class Trials:
             return True
         if not disagreement:
             return False
-        mean = (
-            sum(disagreement) / len(disagreement) if learner.method.disagreement_is_harm else None
-        )
+        mean = mean_disagreement(learner.method, disagreement)
         return self.guard.check_interval(mean, learner.canary.measure(learner)) is not None

@@ -21,6 +21,7 @@ import torch
 
 from dosapp.functional.class_skew import class_skew
 from dosapp.learner.canary import CanaryGaps
+from dosapp.methods.base import Method
 from dosapp.service.settings import ServiceSettings
 from dosapp.service.stream import StreamSample
 
@@ -203,6 +204,19 @@ def label_skew(counts: Mapping[str, int], class_count: int) -> float:
     filled = list(counts.values())
     padding = [0] * max(0, class_count - len(filled))
     return class_skew(torch.tensor(filled + padding, dtype=torch.float))
+
+
+def mean_disagreement(method: Method, steps: Sequence[float]) -> float | None:
+    """The mean over steps on the stream, for `Guard.check_interval`.
+
+    Args:
+        method: Of the learner that took them.
+        steps: The disagreement in each.
+
+    Returns:
+        The mean; None if the method's experts disagree on any stream.
+    """
+    return _mean(steps) if method.disagreement_is_harm else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -44,7 +44,7 @@ from dosapp.service.drift import (
     learner_after_session,
     measure_drift,
 )
-from dosapp.service.guards import Guard, Signals
+from dosapp.service.guards import Guard, Signals, mean_disagreement
 from dosapp.service.jobs import Job, SessionCancelledError, SessionOptions
 from dosapp.service.reader import Published, thread_count
 from dosapp.service.settings import ServiceSettings
@@ -461,8 +461,7 @@ class Writer:
         canary = self._measure_canary()
         measured = self._describe(canary)
         if self._unchecked_steps:
-            is_checked = self.learner.method.disagreement_is_harm
-            disagreement = _mean(self._unchecked_steps) if is_checked else None
+            disagreement = mean_disagreement(self.learner.method, self._unchecked_steps)
             reason = self.guard.check_interval(disagreement, canary)
             if reason is not None:
                 self._refuse_interval(reason, may_search)
